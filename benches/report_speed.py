@@ -27,7 +27,7 @@ from benches.harness.speed_command import SpeedRun, speed_options
 from benches.harness.turns import GROUPS, WALL, Comparison, Outcome, Samples, seconds
 from kernbench.html_report import source_of_trace, write_report
 from kernbench.trace.reading import TraceFile
-from kernbench.trace.timeline import HOST, Span
+from kernbench.trace.spans import HOST, Span
 
 _LAYER = (
     ("addmm.default", "gemm", 40e-6), ("gelu.default", "math", 8e-6), ("addmm.default", "gemm", 40e-6),

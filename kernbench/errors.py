@@ -35,6 +35,23 @@ class KernbenchError(RuntimeError):
     ranks: tuple[int | None, ...] = ()
     exit_code = 1
 
+    @property
+    def first_words(self) -> str:
+        """Its kind, and the first line of what it says."""
+        return f"{type(self).__name__}: {message_of(self).strip().partition(chr(10))[0]}"
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        from kernbench.notebook_html import failure
+
+        return failure(self.first_words, message_of(self))
+
+    def _render_traceback_(self) -> list[str]:
+        """The lines that IPython prints where it is raised: what it says, then the program's lines that led to it."""
+        from kernbench.notebook_html import program_places, without_repetition
+
+        return [*without_repetition(self.first_words, message_of(self)), *program_places(self)]
+
 
 class ConfigError(KernbenchError, ValueError):
     """A system description, ``ccl.yaml`` or an option is wrong. The message names file, key path, line and what was

@@ -52,7 +52,7 @@ class WarmProcess:
             while not self._told.poll(_PATIENCE):
                 if not is_wanted():
                     self.close()
-                    raise KernbenchError("nobody waits for this run any more")
+                    raise KernbenchError("the exploration that started this run has ended")
             trial = self._told.recv()
         except (EOFError, BrokenPipeError):
             self.close()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import click
@@ -21,3 +23,13 @@ class Straggler(click.ParamType):
             return int(rank), float(factor)
         except ValueError:
             self.fail(f"{value!r}: expected a rank and a factor, such as 3:1.2", param, ctx)
+
+
+def different_ranks(
+    ctx: click.Context, param: click.Parameter, value: Sequence[tuple[int, float]]
+) -> Sequence[tuple[int, float]]:
+    """Of an option that may be repeated: its pairs. Raises click.BadParameter for a rank with two factors."""
+    for rank, times in Counter(rank for rank, _ in value).items():
+        if times > 1:
+            raise click.BadParameter(f"rank {rank} has {times} factors; give one", ctx, param)
+    return value

@@ -27,7 +27,13 @@ if TYPE_CHECKING:
 @click.option("--system", type=SYSTEM, metavar="NAME|FILE", help="System whose GPU the script has.  [default: sip8]")
 @click.option("--ttir", is_flag=True, help="Print the TTIR that runs.")
 @click.option("--resources", "with_resources", is_flag=True, help="Compile in full: registers, shared memory, spills.")
-@click.option("--lines", default=12, show_default=True, help="Source lines to show per kernel, by wall time.")
+@click.option(
+    "--lines",
+    type=click.IntRange(min=0),
+    default=12,
+    show_default=True,
+    help="Source lines to show per kernel, by wall time.",
+)
 def command(
     target: str, args: tuple[str, ...], module: bool, stand_ins: tuple[str, ...], system: str | None, ttir: bool,
     with_resources: bool, lines: int,

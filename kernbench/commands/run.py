@@ -6,7 +6,7 @@ from typing import Any
 
 import click
 
-from kernbench.commands.jitter_options import Straggler
+from kernbench.commands.jitter_options import Straggler, different_ranks
 from kernbench.commands.program_options import module_option, stand_in_option
 from kernbench.commands.report_option import report_option
 from kernbench.commands.steps_options import steps_options
@@ -72,8 +72,8 @@ GIVEN: dict[str, Any] = {
               "says.")  # fmt: skip
 @click.option("--jitter", type=float, metavar="SHARE", default=0.0, help="Standard deviation of the time that the kernels of a "
               "rank take, between ranks and from step to step: 0.02.")  # fmt: skip
-@click.option("--straggler", "stragglers", type=Straggler(), multiple=True, help="Let the kernels of a rank take so many times "
-              "as long: 3:1.2; may be repeated.")  # fmt: skip
+@click.option("--straggler", "stragglers", type=Straggler(), multiple=True, callback=different_ranks,
+              help="Let the kernels of a rank take so many times as long: 3:1.2; may be repeated.")  # fmt: skip
 @click.option("--schedule", metavar="STRING", envvar="KERNBENCH_SCHEDULE", help="What goes first where several things could "
               "(docs/order.md): default, random:SEED, or what kernbench explore has printed.")  # fmt: skip
 @click.option("--traceback", type=click.Choice(["short", "full"]), default="short", show_default=True,

@@ -286,8 +286,8 @@ def _print_races(ctx: RuntimeContext) -> int:
         click.echo(f"excused: {race.kind} at {race.where}: {race.excuse}", err=True)
     if not races.found:
         click.echo(
-            "no races among the streams, hosts, collectives and kernels of what ran, and no look at memory that "
-            "nobody has written (docs/order.md)",
+            "no races among the streams, hosts, collectives and kernels of what ran, and no read of "
+            "unwritten memory (docs/order.md)",
             err=True,
         )
     return len(races.found)
@@ -332,7 +332,7 @@ def print_summary(ctx: RuntimeContext, *, failed: bool = False) -> None:
     """
     from kernbench.trace.memory_report import memory_lines
     from kernbench.trace.notes import notes_of
-    from kernbench.trace.rank_times import rank_times, traffic
+    from kernbench.trace.rank_times import rank_times, time_lines, traffic
     from kernbench.trace.report import length_of
     from kernbench.trace.timeline import Timeline
 
@@ -344,14 +344,8 @@ def print_summary(ctx: RuntimeContext, *, failed: bool = False) -> None:
     folding = ctx.simulation.hosts.folding
     world = f"{len(times)} ranks" if folding is None else f"{folding.world} ranks, of which {len(times)} ran"
     click.echo(f"\nmodelled on {ctx.topology.system.name}, {world}")
-    click.echo(f"{'rank':>6} {'time':>12} {'compute':>9} {'comm':>9} {'idle':>9} {'host':>9}")
-    shown = times if len(times) <= 16 else [*times[:8], *times[-8:]]
-    for number, line in enumerate(shown):
-        if len(times) > 16 and number == 8:
-            click.echo(f"{'...':>6}")
-        shares = (line.compute, line.communication, line.idle, line.host)
-        cells = " ".join(f"{share / line.total if line.total else 0.0:9.1%}" for share in shares)
-        click.echo(f"{line.rank:>6} {line.total * 1e3:9.4f} ms {cells}")
+    for text in time_lines(times):
+        click.echo(text)
     timeline = Timeline.of(ctx, max_steps=0)
     length = length_of(timeline.spans)
     path = ", ".join(f"{name} {took / length.seconds:.1%}" for name, took in length.shares.items() if took)

@@ -59,7 +59,8 @@ class StepsOptions:
 
         times = StepTimes.of(ctx.simulation)
         figures = achieved(times, ctx.topology.device, tokens=self.tokens_per_step, samples=self.samples_per_step)
-        for line in steps_report(times, figures, extrapolate=self.extrapolate):
+        wanted = bool(self.steps or self.tokens_per_step or self.samples_per_step)
+        for line in steps_report(times, figures, extrapolate=self.extrapolate, wanted=wanted):
             click.echo(line)
 
     def write_json(

@@ -170,10 +170,13 @@ class Nodes(click.ParamType):
         """The larger number."""
         if isinstance(value, int):
             return value
+        first, _, last = value.partition(":")
         try:
-            number = max(int(part) for part in value.split(":"))
+            least, most = int(first), int(last or first)
         except ValueError:
             self.fail(f"{value!r}: expected a number or MIN:MAX", param, ctx)
-        if number < 1:
+        if least < 1:
             self.fail(f"{value}: expected at least 1", param, ctx)
-        return number
+        if most < least:
+            self.fail(f"{value}: MIN comes first", param, ctx)
+        return most

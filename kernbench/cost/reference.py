@@ -46,7 +46,7 @@ class Table(BaseModel):
     min_bytes: float = Field(default=0, ge=0, description='a number, or "64 KiB"')
     fabric: str | None = Field(default=None, description="what joins the nodes, instead of the system's own")
     op: str | None = Field(default=None, description="memory-bound operation, where the table has no column `op`")
-    algorithm: str | None = Field(default=None, description="what the run was told to use, e.g. /simple")
+    algorithm: str | None = Field(default=None, description="what the run was set to use, e.g. /simple")
     gpus_per_process: int = Field(default=1, ge=1)
     repeats: int = Field(default=100, ge=1, description="runs of each row of sustained products, one after the other")
     issue_us: float = Field(

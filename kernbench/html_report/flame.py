@@ -7,7 +7,7 @@ from typing import Any
 
 from kernbench.simulation.descriptions import STACK
 from kernbench.trace.critical import kind_of
-from kernbench.trace.timeline import HOST, Span
+from kernbench.trace.spans import HOST, Span
 
 
 def flame_of(spans: Iterable[Span]) -> list[tuple[int, str, str, float, int]]:

@@ -20,7 +20,8 @@ from kernbench.trace.memory_report import notes_that_python_hides
 from kernbench.trace.reading import TraceFile
 from kernbench.trace.report import TraceReport, report_of
 from kernbench.trace.run_result import RunResult
-from kernbench.trace.timeline import Span, Timeline
+from kernbench.trace.spans import Span
+from kernbench.trace.timeline import Timeline
 
 
 class ReportedRun(Protocol):

@@ -14,7 +14,7 @@ import numpy as np
 
 from kernbench.html_report.columns import Columns, folded
 from kernbench.trace.critical import PathStep, collective_of
-from kernbench.trace.timeline import HOST, Span, lane_of, pack
+from kernbench.trace.spans import HOST, Span, lane_of, pack
 
 _ORDER = (HOST, "compute", "stream", "comm", "send", "recv", "copy")
 _NOT_SHARED = frozenset({"sequence"})

@@ -69,7 +69,7 @@ class UndefinedRead:
         excuse: the reason that a comment beside the look gives; None: there is none.
     """
 
-    kind = "read of memory that nobody has written"
+    kind = "read of unwritten memory"
 
     def __init__(
         self, access: MemoryAccess, does: str, what: str, origin: MemoryAccess, through: MemoryAccess | None,

@@ -103,7 +103,7 @@ class Gate:
                 noticed = True
                 self._tell(f"waiting for {self._missing()} to join")
             elif self._waiting:
-                raise self._give_up(f"nobody has come for {PATIENCE:.0f} s")
+                raise self._give_up(f"no process has joined for {PATIENCE:.0f} s")
 
     def _missing(self) -> str:
         missing = [rank for rank in range(self._size) if rank not in self._waiting]

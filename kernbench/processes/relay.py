@@ -333,7 +333,7 @@ class Relay:
             self._answer(lane, value, raised, me.clock)
         elif lane.promised != me.clock and lane.late is None:
             raise KernbenchError(
-                f"rank {self._rank} was told {lane.promised} s at the end of {name}, which is {me.clock} s"
+                f"rank {self._rank} was given {lane.promised} s at the end of {name}, which is {me.clock} s"
             )
 
     def _answer(self, lane: _Lane, value: Any, raised: Any, clock: float) -> None:

@@ -21,7 +21,7 @@ def require(simulation: Simulation) -> None:
     """Raise :class:`ConfigError` if what was asked of a simulation cannot be had with ranks that are processes."""
     if simulation.hooks is not None:
         raise ConfigError(
-            "isolation='process': a plugin is told of what ranks do, which nobody sees in their processes: use "
+            "isolation='process': a plugin listens to what ranks do, which their processes do not show: use "
             "isolation='carrier', or run without the plugin"
         )
     if simulation.order is not None:

@@ -25,7 +25,7 @@ from kernbench.runtime_api.distributed import Distributed
 from kernbench.runtime_api.factories import Factories
 from kernbench.runtime_api.multiprocessing import Multiprocessing
 from kernbench.runtime_api.scouting import Scouts
-from kernbench.runtime_api.simulate_arguments import require_arguments
+from kernbench.runtime_api.simulate_arguments import require_arguments, require_ranks
 from kernbench.runtime_api.tensor import Tensor
 from kernbench.runtime_api.types import DeviceSelector
 from kernbench.scheduler import ChosenOrder, HostEffects, RankScheduler, make_policy
@@ -166,6 +166,12 @@ class RuntimeContext:
             if self.simulation.hooks is not None:
                 self.simulation.hooks.closed()
 
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it: what has run so far."""
+        from kernbench.trace.notebook import context_html
+
+        return context_html(self)
+
     # -- who and when ------------------------------------------------------------------------------------------------
 
     @property
@@ -305,7 +311,7 @@ def simulate(
 
     Args:
         system: name of a shipped system, path of a YAML file, or a handle; default ``sip8``.
-        world_size: ranks that the program will use; checked against the system now, instead of when they are spawned.
+        world_size: ranks that the program will use, at most; checked against the system now, instead of when they are spawned.
         nodes: repeat the system's node this many times, also that of a handle.
         enable_data: compute values; without, time and memory alone are modelled, and values only where they are small and
             follow from known ones (``docs/real_size.md``).
@@ -350,7 +356,8 @@ def simulate(
     require_arguments({
         "system": system, "world_size": world_size, "nodes": nodes, "stop_after_steps": stop_after_steps, "seed": seed,
         "enable_data": enable_data, "exact_dtype": exact_dtype, "correlation_id": correlation_id, "ranks": ranks, "ccl": ccl,
-        "options": options, "stragglers": stragglers, "host_effects": host_effects,
+        "options": options, "stragglers": stragglers, "host_effects": host_effects, "devices": devices, "plugins": plugins,
+        "log_limit": log_limit, "jitter": jitter, "schedule": schedule,
     })  # fmt: skip
     manager = default_manager().extended(plugins)
     if isinstance(system, TopologyHandle):
@@ -367,8 +374,10 @@ def simulate(
         raise ConfigError(f"memory={memory!r}: expected {', '.join(map(repr, MEMORIES))}")
     if memory == "weak" and not enable_data:
         raise ConfigError("memory='weak' is about values: it needs data (enable_data=True, no --no-data)")
-    if world_size is not None:
-        handle.topology_obj.require_world(world_size)
+    selector = DeviceSelector(devices)
+    require_ranks(
+        handle.topology_obj, len(selector.resolve(handle.topology_obj.sip_count)), world_size, ranks, stragglers or ()
+    )
     if isinstance(ccl, str | Path):
         collectives: CclConfig | None = load_ccl_config(ccl, system=handle.topology_obj.system, plugins=manager)
     else:
@@ -377,7 +386,7 @@ def simulate(
     def fresh(fold: Scouts | None = None) -> RuntimeContext:
         return RuntimeContext(
             engine=GraphEngine(handle.topology_obj, enable_data=enable_data, log_limit=log_limit),
-            target_device=DeviceSelector(devices),
+            target_device=selector,
             correlation_id=correlation_id,
             seed=seed,
             policy=policy,
@@ -399,4 +408,5 @@ def simulate(
 
     with fresh(None if ranks == "all" else Scouts(ranks, fresh)) as ctx:
         ctx.simulation.steps.stop_after(stop_after_steps)
+        ctx.multiprocessing.most = world_size
         yield ctx

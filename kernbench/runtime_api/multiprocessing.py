@@ -99,6 +99,7 @@ class Multiprocessing:
 
     Attributes:
         configure: receives the environment of carriers before it is opened.
+        most: ranks that a spawn may have; None: as many as there are SIPs.
     """
 
     def __init__(
@@ -109,6 +110,7 @@ class Multiprocessing:
         self._devices = devices
         self._distributed = distributed
         self._daemon = False
+        self.most: int | None = None
         self.configure: Callable[[Environment], None] | None = None
 
     def spawn(
@@ -287,6 +289,11 @@ class Multiprocessing:
 
     def _require_fit(self, nprocs: int) -> None:
         simulation = self._simulation
+        if self.most is not None and nprocs > self.most:
+            raise ConfigError(
+                f"{nprocs} ranks are more than the world_size={self.most} that the simulation was opened for: "
+                f"give it {nprocs}, or leave it out"
+            )
         if len(simulation.sips) == simulation.topology.sip_count:
             simulation.topology.require_world(nprocs)
         elif nprocs > len(simulation.sips):

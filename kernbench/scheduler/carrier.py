@@ -153,7 +153,7 @@ class Baton:
         else:  # it waits where no exception reaches it, or swallows it: go on without it
             self.holder.stuck = self.given_up = True
             tell(
-                f"rank {self.holder.index} has been told to end, twice, and goes on: it is given up. An 'except BaseException' "
+                f"rank {self.holder.index} was asked to end, twice, and goes on: it is given up. An 'except BaseException' "
                 "(or a bare 'except') inside a loop of the program swallows SystemExit, or it is in a call that does not return"
             )
 

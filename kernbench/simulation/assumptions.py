@@ -123,7 +123,7 @@ class Assumption:
     def __str__(self) -> str:
         why = "as stated by kernbench.assume" if self.stated else "no data was computed"
         by = _by(self.rank, self.times)
-        return f"assumed: {self.entry} at {self.where.position} was told {self.answer} ({by}): {why}"
+        return f"assumed: {self.entry} at {self.where.position} was given {self.answer} ({by}): {why}"
 
 
 class Assumptions:
@@ -148,7 +148,7 @@ class Assumptions:
     @property
     def notes(self) -> tuple[str, ...]:
         """What a run says of itself in the end, each in a sentence."""
-        files = f"checkpoints: {self._left_out:,} bytes of values that nobody computed were not written; their files are sparse"
+        files = f"checkpoints: {self._left_out:,} bytes of uncomputed values were not written; their files are sparse"
         return (*map(str, self.made), *map(str, self.uses), *((files,) if self._left_out else ()))
 
     def left_out(self, nbytes: int) -> None:

@@ -394,7 +394,7 @@ def _values_of(arrival: Arrival) -> tuple[list[torch.Tensor], list[torch.Tensor]
             raise KernbenchError(
                 f"{arrival.signature.op}, which rank {arrival.rank} called at {arrival.location}: the program has taken the "
                 "memory of its tensor away (UntypedStorage.resize_) before it had run, and without waiting for it; on hardware "
-                "it would read or write what is somebody else's by then. Wait for its work first"
+                "it would read or write memory that has another owner by then. Wait for its work first"
             )
     outputs = [plain(tensor).data for tensor in arrival.outputs]
     if len(outputs) == 1 and len(arrival.inputs) == 1 and arrival.inputs[0] is arrival.outputs[0]:

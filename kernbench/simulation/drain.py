@@ -82,7 +82,7 @@ class Drain:
         self._require_main()
         while not awaited.done:
             if not self.once():
-                raise DeadlockError(self.tell_deadlock(f"main waits for {awaited!r}, which nobody can complete."))
+                raise DeadlockError(self.tell_deadlock(f"main waits for {awaited!r}, which no rank can complete."))
 
     def _require_main(self) -> None:
         if getcurrent() is not self.scheduler.main:

@@ -35,6 +35,13 @@ class SpawnException(KernbenchError, torch.multiprocessing.ProcessRaisedExceptio
     def __reduce__(self) -> Any:
         return RuntimeError, (str(self),)
 
+    @property
+    def first_words(self) -> str:
+        """The kind of what the first rank raised, and the first line of what it says."""
+        rank, error = next(iter(self.errors.items()))
+        others = f", and {len(self.errors) - 1} more" if len(self.errors) > 1 else ""
+        return f"rank {rank}{others}: {type(error).__name__}: {message_of(error).strip().partition(chr(10))[0]}"
+
 
 def headed(rank: Rank, report: str) -> str:
     """What a rank failed with, under torch's heading."""

@@ -73,12 +73,14 @@ def chosen_ranks(text: str, world: int) -> str | tuple[int, ...]:
     for part in text.split(","):
         first, _, last = part.strip().partition("-")
         try:
-            found.update(range(int(first), int(last or first) + 1))
+            begin, end = int(first), int(last or first)
         except ValueError:
             raise ConfigError(f"ranks {text!r}: expected auto, all, or ranks such as 0,8-11") from None
-    wrong = sorted(rank for rank in found if not 0 <= rank < world)
-    if wrong or not found:
-        raise ConfigError(f"ranks {text!r}: rank {wrong[0] if wrong else '?'} is not one of a world of {world}")
+        if end < begin:
+            raise ConfigError(f"ranks {text!r}: {part.strip()} are none; the lower rank comes first")
+        if end >= world:  # before a range is counted out
+            raise ConfigError(f"ranks {text!r}: rank {max(begin, world)} is not one of a world of {world}")
+        found.update(range(begin, end + 1))
     return tuple(sorted(found))
 
 

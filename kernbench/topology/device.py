@@ -166,9 +166,7 @@ class DeviceSpec(Spec):
 
     name: str = Field(description="short name; the file's name when it is left out")
     description: str = Field(default="", description="one line for people")
-    product: str = Field(
-        default="", description="what programs are told that it is called; the name when it is left out"
-    )
+    product: str = Field(default="", description="its name as programs see it; that of the file when it is left out")
     target: Target = Field(description="what Triton compiles for: backend, arch, warp_size")
     generation: str | None = Field(
         default=None, description="shipped generation of devices, or a file's path; by `target` when it is left out"

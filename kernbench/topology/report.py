@@ -11,8 +11,6 @@ from kernbench.topology.graph import Topology
 from kernbench.topology.system import GRID_TOPOLOGIES
 from kernbench.topology.units import BANDWIDTH, DURATION, FREQUENCY, RATE, SIZE
 
-_DECIMAL_SIZES = (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("KB", 1e3))
-
 
 class Section(NamedTuple):
     """A heading and its rows: what, how much, and a remark (often empty)."""
@@ -22,12 +20,9 @@ class Section(NamedTuple):
 
 
 def size_text(value: float) -> str:
-    """Bytes in the prefix that fits: binary when that is round (``80 GiB``), else decimal (``141 GB``)."""
+    """Bytes in the binary prefix that fits, as memory is everywhere else: ``"79.1 GiB"``."""
     unit = next((unit for unit in ("TiB", "GiB", "MiB", "KiB") if value >= float(SIZE.factors[unit])), "B")
-    whole = value / float(SIZE.factors[unit])
-    if whole * 8 % 1 == 0:
-        return f"{whole:g} {unit}"
-    return next((f"{value / factor:.4g} {unit}" for unit, factor in _DECIMAL_SIZES if value >= factor), f"{value:g} B")
+    return f"{value / float(SIZE.factors[unit]):.4g} {unit}"
 
 
 def joined_text(topology: Topology) -> str:

@@ -72,7 +72,7 @@ RELIES_ON = (
     ),
     Reliance("torch.distributed._register_comm_hook", "a hook of Python's is given to the reducer"),
     Reliance(
-        "torch.distributed.Reducer._set_forward_pass_work_handle", "the reducer is told of the work that it waits for in C++",
+        "torch.distributed.Reducer._set_forward_pass_work_handle", "the reducer receives the work that it waits for in C++",
         looked_up_by=("torch.nn.parallel.DistributedDataParallel",),
     ),
 )  # fmt: skip

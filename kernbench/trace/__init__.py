@@ -6,12 +6,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from kernbench.output_files import require_place
+from kernbench.output_files import require_place, write_file
 from kernbench.sim_engine.engine import GraphEngine
 from kernbench.trace.chrome import write_chrome_trace
-from kernbench.trace.picture import plot_timeline
+from kernbench.trace.picture import timeline_picture
+from kernbench.trace.spans import ChunkStep, Span
 from kernbench.trace.summary import CollectiveSummary, RankSummary, Summary, summary
-from kernbench.trace.timeline import MAX_STEPS, ChunkStep, HasEngine, Span, Timeline
+from kernbench.trace.timeline import MAX_STEPS, HasEngine, Timeline
 
 __all__ = [
     "MAX_STEPS",
@@ -27,6 +28,28 @@ __all__ = [
     "write_chrome_trace",
     "write_trace",
 ]
+
+
+def plot_timeline(
+    source: HasEngine | GraphEngine,
+    path: str | Path,
+    *,
+    begin: float = 0.0,
+    end: float | None = None,
+    width: int = 1100,
+    title: str = "",
+) -> None:
+    """Draw the timeline of ``source`` into an SVG file.
+
+    Args:
+        source: a context or an engine.
+        path: the file.
+        begin, end: the part to draw, virtual seconds; default: all.
+        width: pixels.
+        title: default: the context's ``correlation_id``.
+    """
+    write_file(path, timeline_picture(Timeline.of(source), begin, end, width, title))
+
 
 _WRITERS: dict[str, Callable[[Any, Path], None]] = {
     ".json": write_chrome_trace,

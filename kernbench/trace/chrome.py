@@ -19,7 +19,8 @@ from kernbench.memory.ledger import CATEGORIES
 from kernbench.output_files import write_file
 from kernbench.sim_engine.engine import GraphEngine
 from kernbench.trace.critical import critical_path
-from kernbench.trace.timeline import HOST, MAX_STEPS, ChunkStep, HasEngine, Span, Timeline, pack
+from kernbench.trace.spans import HOST, ChunkStep, Span, pack
+from kernbench.trace.timeline import MAX_STEPS, HasEngine, Timeline
 from kernbench.version import __version__
 
 _TRACK_ORDER = (HOST, "compute", "stream", "comm", "copy")

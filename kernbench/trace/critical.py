@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kernbench.trace.timeline import HOST, Span
+from kernbench.trace.spans import HOST, Span
 
 _CLOSE = 2.1e-9
 """Times in files are whole nanoseconds: this close is the same moment."""

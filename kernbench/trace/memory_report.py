@@ -11,6 +11,7 @@ from kernbench.memory.ledger import CATEGORIES, Composition
 from kernbench.memory.limits import format_size
 from kernbench.simulation.process_memory import ProcessMemory
 from kernbench.simulation.simulation import Simulation
+from kernbench.trace.rank_tables import RankRow, runs_of, table_lines
 
 _SHORT = {
     "parameters": "params", "gradients": "grads", "optimizer state": "optimizer", "unsharded parameters": "unsharded",
@@ -18,8 +19,6 @@ _SHORT = {
 }  # fmt: skip
 _WIDTHS = {"device": 12, "activations": 11}
 """Columns that are wider than the others. That of the device has units of its own: it is often a thousand times more."""
-_MOST = 16
-"""Ranks that a table has; of more, the first and the last."""
 
 
 class MemorySource(Protocol):
@@ -94,11 +93,8 @@ def memory_lines(source: MemorySource) -> Iterator[str]:
     limits = _of_each(ranks, lambda each: each.limit, _limit, " on each rank")
     yield f"memory at each rank's peak, {name}; {limits}"
     heads = ("allocated", "reserved", "device", *(_SHORT.get(each, each) for each in shown))
-    yield f"{'rank':>6} " + " ".join(f"{head:>{_WIDTHS.get(head, 10)}}" for head in heads) + "  step  reached at"
-    for each in _some(ranks):
-        if each is None:
-            yield f"{'...':>6}"
-            continue
+    rows = []
+    for each in ranks:
         uses = " ".join(
             f"{each.composition.categories.get(what, 0) / unit:{_WIDTHS.get(what, 10)}.2f}" for what in shown
         )
@@ -108,7 +104,13 @@ def memory_lines(source: MemorySource) -> Iterator[str]:
             if each.device == each.rank or len({one.rank for one in ranks}) == len(ranks)
             else f" (GPU {each.device})"
         )
-        yield f"{each.rank:>6} {cells} {each.step:>5}  {each.place or '(not known)'}{device}"
+        text = f"{cells} {each.step:>5}  {each.place or '(not known)'}{device}"
+        rows.append(RankRow(each.rank, (text,), (each.on_device, each.peak)))
+    lines = [*table_lines(rows, "fullest", "emptiest")]
+    width = max(6, *(len(line.name) for line in lines))
+    yield f"{'rank':>{width}} " + " ".join(f"{head:>{_WIDTHS.get(head, 10)}}" for head in heads) + "  step  reached at"
+    for line in lines:
+        yield f"{line.name:>{width}} {' '.join(line.cells)}{line.mark and f'  {line.mark}'}"
     retries, failures = sum(each.retries for each in ranks), sum(each.failures for each in ranks)
     if retries or failures:
         yield f"caches given back for want of memory: {retries} times; out of memory: {failures} times"
@@ -140,22 +142,11 @@ def _stated(parts: Iterable[tuple[str, int]]) -> str:
 
 def ranks_in_words(ranks: Iterable[int]) -> str:
     """``"rank 3"``, ``"ranks 0-6, 8"``."""
-    numbers = sorted(set(ranks))
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
-    shown = ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
-    return f"rank{'s' if len(numbers) > 1 else ''} {shown}"
+    numbers = {*ranks}
+    return f"rank{'s' if len(numbers) > 1 else ''} {runs_of(numbers)}"
 
 
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
-
-
-def _some(ranks: Sequence[RankMemory]) -> Sequence[RankMemory | None]:
-    return ranks if len(ranks) <= _MOST else [*ranks[: _MOST // 2], None, *ranks[-_MOST // 2 :]]
 
 
 def notes_that_python_hides(errors: Iterable[BaseException], shown: str) -> Iterator[str]:

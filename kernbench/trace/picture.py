@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Protocol
 
-from kernbench.output_files import write_file
-from kernbench.sim_engine.engine import GraphEngine
+from kernbench.topology import Topology
 from kernbench.topology.svg import Canvas
 from kernbench.topology.units import DURATION, SIZE
-from kernbench.trace.timeline import COMPUTE_KINDS, HOST, HasEngine, Span, Timeline, lane_of, pack
+from kernbench.trace.spans import COMPUTE_KINDS, HOST, ChunkStep, Span, lane_of, pack
 
 _STYLE = """
   text { font-family: system-ui, -apple-system, "Segoe UI", Roboto, "Helvetica Neue", Arial, sans-serif; fill: #1f2937 }
@@ -65,28 +64,49 @@ class _Frame:
         return _LEFT + (inside - self.begin) / (self.end - self.begin) * self.width
 
 
-def plot_timeline(
-    source: HasEngine | GraphEngine,
-    path: str | Path,
-    *,
-    begin: float = 0.0,
-    end: float | None = None,
-    width: int = 1100,
-    title: str = "",
-) -> None:
-    """Draw the timeline of ``source`` into an SVG file.
+class Pictured(Protocol):
+    """A timeline, as far as a picture is made of it."""
+
+    @property
+    def topology(self) -> Topology:
+        """The system."""
+
+    @property
+    def title(self) -> str:
+        """The simulation's name, possibly empty."""
+
+    @property
+    def spans(self) -> tuple[Span, ...]:
+        """What ran on streams and hosts."""
+
+    @property
+    def messages(self) -> tuple[ChunkStep, ...]:
+        """Chunk steps of collectives."""
+
+    @property
+    def ranks(self) -> list[int]:
+        """Every rank that did anything."""
+
+    @property
+    def end(self) -> float:
+        """When the last thing ended, virtual seconds."""
+
+    @property
+    def note(self) -> str:
+        """What is missing from it."""
+
+
+def timeline_picture(
+    timeline: Pictured, begin: float = 0.0, end: float | None = None, width: int = 1100, title: str = ""
+) -> str:
+    """The picture of a timeline as an SVG document.
 
     Args:
-        source: a context or an engine.
-        path: the file.
+        timeline: what happened.
         begin, end: the part to draw, virtual seconds; default: all.
         width: pixels.
-        title: default: the context's ``correlation_id``.
+        title: default: the timeline's.
     """
-    write_file(path, _draw(Timeline.of(source), begin, end, width, title))
-
-
-def _draw(timeline: Timeline, begin: float, end: float | None, width: int, title: str) -> str:
     last = timeline.end if end is None else end
     frame = _Frame(begin, last if last > begin else begin + 1e-6, width - _LEFT - _RIGHT)
     spans = [span for span in timeline.spans if span.end >= frame.begin and span.begin <= frame.end]
@@ -137,7 +157,7 @@ def _kind(span: Span) -> str:
     return span.kind if span.kind in _KINDS else "kernel" if span.kind in COMPUTE_KINDS else "other"
 
 
-def _heading(canvas: Canvas, timeline: Timeline, frame: _Frame, title: str, spans: Sequence[Span]) -> None:
+def _heading(canvas: Canvas, timeline: Pictured, frame: _Frame, title: str, spans: Sequence[Span]) -> None:
     topology = timeline.topology
     canvas.text("title", 16, 28, title or timeline.title or "timeline", anchor="start")
     nodes = f"{topology.nodes} nodes x " if topology.nodes > 1 else ""
@@ -216,7 +236,7 @@ def _box(canvas: Canvas, frame: _Frame, y: float, spans: Sequence[Span]) -> None
 
 
 def _message_lines(
-    canvas: Canvas, timeline: Timeline, frame: _Frame, top: dict[int, float], tracks: Sequence[tuple[str, int]]
+    canvas: Canvas, timeline: Pictured, frame: _Frame, top: dict[int, float], tracks: Sequence[tuple[str, int]]
 ) -> bool:
     """A line per message, from the sender's comm lane to the receiver's; False if there are too many to see any."""
     visible = [
@@ -241,7 +261,7 @@ def _message_lines(
     return True
 
 
-def _notes(timeline: Timeline, hidden_ranks: int, messages_drawn: bool) -> str:
+def _notes(timeline: Pictured, hidden_ranks: int, messages_drawn: bool) -> str:
     notes = [timeline.note] if timeline.note else []
     if hidden_ranks:
         notes.append(f"{hidden_ranks} more ranks are not shown")

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from kernbench.simulation.simulation import Simulation
+from kernbench.trace.rank_tables import RankRow, table_lines
 from kernbench.trace.unions import uncovered
 
 
@@ -54,6 +56,30 @@ def rank_times(simulation: Simulation) -> list[RankTime]:
         host = min(rest, state.busy)
         lines.append(RankTime(rank, total, computing, communicating, host, rest - host))
     return lines
+
+
+TIME_HEADS = ("rank", "time", "compute", "comm", "idle", "host")
+"""Heads of a table of rank times."""
+
+
+def time_rows(times: Sequence[RankTime]) -> list[RankRow]:
+    """Their rows: milliseconds and shares."""
+    rows = []
+    for each in times:
+        shares = (each.compute, each.communication, each.idle, each.host)
+        cells = (f"{share / each.total if each.total else 0.0:9.1%}" for share in shares)
+        rows.append(RankRow(each.rank, (f"{each.total * 1e3:9.4f} ms", *cells), (each.total,)))
+    return rows
+
+
+def time_lines(times: Sequence[RankTime]) -> Iterator[str]:
+    """A table of them, line by line."""
+    lines = [*table_lines(time_rows(times), "slowest", "quickest")]
+    width = max(6, *(len(line.name) for line in lines))
+    rank, time, *shares = TIME_HEADS
+    yield " ".join((f"{rank:>{width}}", f"{time:>12}", *(f"{share:>9}" for share in shares)))
+    for line in lines:
+        yield f"{line.name:>{width}} {' '.join(line.cells)}{line.mark and f'  {line.mark}'}"
 
 
 def traffic(simulation: Simulation) -> list[Traffic]:

@@ -16,7 +16,7 @@ from kernbench.errors import ConfigError
 from kernbench.input_files import MOST_OF_A_TRACE, read_json, shortened, shown_path
 from kernbench.topology.problems import describe
 from kernbench.trace.events import Slice, names_of, shown_arguments, slices_of
-from kernbench.trace.timeline import HOST, Span
+from kernbench.trace.spans import HOST, Span
 
 _RANK = re.compile(r"rank (\d{1,9})(?!\d)")
 _HIGHEST_RANK = 2**31

@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 from kernbench.cost.estimate import total
 from kernbench.trace.critical import PathStep, collective_of, critical_path, kind_of
+from kernbench.trace.spans import HOST, Span
 from kernbench.trace.step_parts import path_total
 from kernbench.trace.summary import RankSummary, rank_summaries
-from kernbench.trace.timeline import HOST, Span
 
 
 @dataclass(frozen=True, slots=True)

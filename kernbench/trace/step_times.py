@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
+from math import ceil
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,6 +138,12 @@ class StepTimes:
         return seen + (count - len(self.steps)) * mean_seconds(self.typical)
 
 
+def percentile(steps: Sequence[StepTime], share: float) -> float:
+    """The shortest time within which this share of some steps is done: one of theirs, by the nearest-rank method."""
+    times = sorted(step.seconds for step in steps)
+    return times[max(0, ceil(share * len(times)) - 1)]
+
+
 def mean_seconds(steps: Sequence[StepTime]) -> float:
     """How long each of some steps takes, on average."""
     return sum(step.seconds for step in steps) / len(steps)
@@ -229,7 +236,8 @@ def _shares(simulation: Simulation, weights: Mapping[int, int], boundaries: Sequ
             shares.append((None, None, None))
             continue
         whole = seconds * sum(weights.values())
-        shares.append((compute[index] / whole, (covered[index] - compute[index]) / whole, 1 - covered[index] / whole))
+        idle = max(0.0, 1 - covered[index] / whole)  # sums of floats may be a last digit more than the whole
+        shares.append((compute[index] / whole, (covered[index] - compute[index]) / whole, idle))
     return shares
 
 

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kernbench.trace.step_times import TOLERANCE, Achieved, StepTime, StepTimes, mean_seconds
+from kernbench.trace.step_times import TOLERANCE, Achieved, StepTime, StepTimes, mean_seconds, percentile
 
 _MOST_ROWS = 16
+_FEWEST = 4  # steps after the first of which percentiles say more than the table
 
 
-def steps_report(times: StepTimes, figures: Achieved | None, *, extrapolate: int | None = None) -> Iterator[str]:
-    """Yield a table of the steps, which of them are equal, what they achieve, and how long ``extrapolate`` of them take."""
+def steps_report(
+    times: StepTimes, figures: Achieved | None, *, extrapolate: int | None = None, wanted: bool = False
+) -> Iterator[str]:
+    """Yield a table of the steps, which of them are equal, what they achieve, and how long ``extrapolate`` of them take.
+
+    ``wanted``: whether an option is about steps, so that there being none is worth a line.
+    """
     if not times.steps:
-        if times.stopped is None and extrapolate is not None:
-            yield "no optimizer step was seen (kernbench.report_step tells of others): nothing to extrapolate"
+        if times.stopped is None and (wanted or extrapolate is not None):
+            vain = "nothing to count" if extrapolate is None else "nothing to extrapolate"
+            yield f"no optimizer step was seen (kernbench.report_step marks others): {vain}"
         return
     yield f"{'step':>9} {'time':>12} {'compute':>9} {'comm':>9} {'idle':>9}"
     groups = times.equal()
@@ -27,6 +34,10 @@ def steps_report(times: StepTimes, figures: Achieved | None, *, extrapolate: int
     for group in groups:
         if len(group) > 1:
             yield f"steps {_numbers(group)} are equal (within {TOLERANCE:.1%}): {duration(mean_seconds(group))} each"
+    later = times.steps[1:]
+    if len(later) >= _FEWEST and len(groups) > 2:
+        figures_of = (duration(percentile(later, share)) for share in (0.5, 0.9))
+        yield "steps {}: p50 {}, p90 {}".format(_numbers(later), *figures_of)
     if times.stopped is not None:
         yield f"stopped after {times.stopped} step{'' if times.stopped == 1 else 's'}"
     yield from times.notes

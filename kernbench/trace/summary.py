@@ -7,9 +7,12 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kernbench.notebook_html import block, paragraph, table
 from kernbench.sim_engine.engine import GraphEngine
 from kernbench.sim_engine.op_log import CollectiveTrace
-from kernbench.trace.timeline import COMPUTE_KINDS, HOST, HasEngine, Span, Timeline, engine_of
+from kernbench.trace.rank_tables import RankRow, table_lines
+from kernbench.trace.spans import COMPUTE_KINDS, HOST, Span
+from kernbench.trace.timeline import HasEngine, Timeline, engine_of
 from kernbench.trace.unions import Intervals, uncovered
 
 Interval = tuple[float, float]
@@ -71,6 +74,26 @@ class Summary:
 
     def __str__(self) -> str:
         return "\n".join(_table(self))
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it: a table of ranks and one of collectives."""
+        rows = [
+            RankRow(row.rank, tuple(_cell(getattr(row, share), self.length) for share in _SHARES), (-row.idle,))
+            for row in self.ranks
+        ]
+        calls = (
+            (call.name, str(call.calls), str(call.payload), str(call.moved), f"{call.seconds * 1e6:.3f}")
+            for call in self.collectives
+        )
+        return block(
+            paragraph(f"length {self.length * 1e6:.3f} us of virtual time", bold=True),
+            table(
+                ("rank", *(f"{share} (us)" for share in _SHARES), ""),
+                ((line.name, *line.cells, line.mark) for line in table_lines(rows, "least idle", "most idle")),
+            ),
+            table(("collective", "calls", "payload (B)", "moved (B)", "time (us)"), calls) if self.collectives else "",
+            *map(paragraph, self.unmodelled),
+        )
 
 
 def summary(source: HasEngine | GraphEngine, window: Interval | None = None) -> Summary:
@@ -148,14 +171,14 @@ def _collectives(traces: Iterable[CollectiveTrace]) -> tuple[CollectiveSummary, 
 
 
 _MOST_ROWS = 32
+_SHARES = ("compute", "communication", "overlapped", "copy", "host", "idle")
 
 
 def _table(figures: Summary) -> list[str]:
-    shares = ("compute", "communication", "overlapped", "copy", "host", "idle")
     lines = [f"length {figures.length * 1e6:.3f} us of virtual time", ""]
-    lines.append(f"{'rank':>6}" + "".join(f"{share + ' (us)':>20}" for share in shares))
+    lines.append(f"{'rank':>6}" + "".join(f"{share + ' (us)':>20}" for share in _SHARES))
     for row in figures.ranks[:_MOST_ROWS]:
-        lines.append(f"{row.rank:>6}" + "".join(_cell(getattr(row, share), figures.length) for share in shares))
+        lines.append(f"{row.rank:>6}" + "".join(_cell(getattr(row, share), figures.length) for share in _SHARES))
     if len(figures.ranks) > _MOST_ROWS:
         lines.append(f"   ... and {len(figures.ranks) - _MOST_ROWS} more ranks")
     if figures.collectives:

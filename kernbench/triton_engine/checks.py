@@ -218,7 +218,7 @@ class MemoryChecks:
 
     def _unwritten(self, access: Access, allocation: HostAllocation, element: int) -> None:
         raise UninitialisedReadError(
-            f"kernel {access.info.kernel}: reads element {element} of {allocation.describe()}, which nobody has written\n"
+            f"kernel {access.info.kernel}: reads element {element} of {allocation.describe()}, which is unwritten\n"
             f"  {access.batch.describe_lanes(None)}\n  at {access.info.loc}"
         )
 

@@ -19,7 +19,7 @@ _MOST_WORDS = 8
 
 def describe_wait(binding: Binding, batches: Sequence[Batch]) -> str:
     """One paragraph per waiting batch: programs, source line, address, value seen, value wanted."""
-    lines = [f"kernel {binding.launches[0].name or binding.program.name} waits for memory that nobody writes"]
+    lines = [f"kernel {binding.launches[0].name or binding.program.name} waits for memory that no program writes"]
     for batch in batches:
         lines += ["  " + line for line in _describe_batch(binding, batch)]
     return "\n".join(lines)

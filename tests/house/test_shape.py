@@ -14,6 +14,7 @@ import kernbench
 from tests.house.source import Package
 
 LAYERS = (
+    ("notebook_html",),
     ("defaults", "errors", "lazy_names", "programs", "reporting", "standard_output", "version"),
     (
         "callable_module",

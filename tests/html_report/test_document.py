@@ -24,7 +24,7 @@ from kernbench.runtime_api.context import RuntimeContext
 from kernbench.trace import Timeline, write_chrome_trace
 from kernbench.trace.critical import critical_path
 from kernbench.trace.reading import TraceFile
-from kernbench.trace.timeline import HOST, Span
+from kernbench.trace.spans import HOST, Span
 
 WHOLE = st.lists(st.integers(0, 2**52), max_size=50)
 

@@ -13,7 +13,7 @@ from kernbench.html_report import source_of_trace, write_report
 from kernbench.runtime_api.context import RuntimeContext
 from kernbench.trace import Timeline
 from kernbench.trace.reading import TraceFile
-from kernbench.trace.timeline import Span
+from kernbench.trace.spans import Span
 from tests.html_report.conftest import Opened, source_of
 
 _CHOOSE = """

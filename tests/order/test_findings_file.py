@@ -51,7 +51,7 @@ def test_sarif(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert [each["message"]["text"] for each in race["relatedLocations"]] == [
         "rank 0, comm: all_reduce writes it", "rank 0, compute: sum reads it"
     ]  # fmt: skip
-    assert look["ruleId"] == "read-of-memory-that-nobody-has-written"
+    assert look["ruleId"] == "read-of-unwritten-memory"
     excused = [result["suppressions"] for result in run["results"][2:]]
     assert excused
     assert all(each == [{"kind": "inSource", "justification": "nobody reads it"}] for each in excused)

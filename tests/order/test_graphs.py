@@ -112,7 +112,7 @@ def test_memory_that_a_graph_was_to_write(how: str) -> None:
         made[0].tolist()
 
     found = races_of(body, world=1).found
-    assert [each.kind for each in found] == ([] if how == "replayed" else ["read of memory that nobody has written"])
+    assert [each.kind for each in found] == ([] if how == "replayed" else ["read of unwritten memory"])
 
 
 def test_a_kernel_that_signals_peers_is_captured_without_a_trace() -> None:

@@ -61,7 +61,7 @@ def test_a_look_is_raised_with_its_report() -> None:
     error = raised.value.errors[0]
     assert isinstance(error, kernbench.UndefinedMemoryError)
     first, look, made, origin, remedy = str(error).splitlines()
-    assert first == "read of memory that nobody has written: all of float32 [8], 32 bytes."
+    assert first == "read of unwritten memory: all of float32 [8], 32 bytes."
     assert look.startswith("  looked at by: rank 0, host: tolist reads it, at ")
     assert made.startswith("  made by:      mul.Tensor at ")
     assert origin.startswith("  allocated by: empty at ")

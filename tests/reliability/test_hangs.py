@@ -138,9 +138,7 @@ def test_ctrl_c_ends_it_with_the_report(tmp_path: Path, name: str, isolation: st
     assert re.search(r"no rank has come further .* rank 1 runs", said)
     assert f"in {INNERMOST[name]}\n" in said
     assert "kernbench: SIGINT has ended the run" in said
-    assert ("rank 1 has been told to end, twice, and goes on" in said) is (
-        name == "swallows" and isolation == "carrier"
-    )
+    assert ("rank 1 was asked to end, twice, and goes on" in said) is (name == "swallows" and isolation == "carrier")
 
 
 def test_without_a_limit_it_is_said_and_said_again_ever_less_often(

@@ -164,3 +164,13 @@ def test_what_cannot_be_is_refused() -> None:
     result = CliRunner().invoke(app, ["run", "--straggler", "3", "x.py"])
     assert result.exit_code == 2
     assert "such as 3:1.2" in result.output
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [(["--straggler", "1:2", "--straggler", "1:3"], "rank 1 has 2 factors"), (["--nnodes", "2:1"], "MIN comes first")],
+)
+def test_options_that_contradict_themselves_are_refused(options: list[str], words: str) -> None:
+    result = CliRunner().invoke(app, ["run", *options, "x.py"])
+    assert result.exit_code == 2
+    assert words in " ".join(result.output.split())

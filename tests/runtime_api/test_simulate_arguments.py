@@ -91,10 +91,56 @@ def test_paths_are_taken_as_text_is() -> None:
         ("enable_data", "no", "True or False"), ("exact_dtype", "yes", "True or False"), ("correlation_id", 3, "a text"),
         ("ranks", 0, "'all', 'auto', or the ranks to run"), ("ccl", 3, "the path of a ccl.yaml"),
         ("options", [("a", 1)], "a mapping"), ("stragglers", [(1, 2.0)], "a mapping of ranks to factors"),
-        ("host_effects", "none", "HostEffects"),
+        ("host_effects", "none", "HostEffects"), ("seed", 1 << 40, "of at most 40 bits"),
+        ("stragglers", {"3": 2.0}, "a mapping of ranks to factors"),
+        ("stragglers", {3: "slow"}, "a mapping of ranks to factors"),
+        ("stragglers", {True: 2.0}, "a mapping of ranks to factors"), ("devices", 1.5, "the index of a SIP"),
+        ("devices", True, "the index of a SIP"), ("devices", None, "the index of a SIP"), ("plugins", 3, "a list of plugins"),
+        ("plugins", "package.module", "a list of plugins"), ("log_limit", 1.5, "or None for all"),
+        ("log_limit", "9", "or None for all"), ("jitter", "0.1", "a share"), ("jitter", True, "a share"),
+        ("jitter", None, "a share"), ("schedule", 3, "random:SEED"),
     ],
 )  # fmt: skip
 def test_what_an_argument_cannot_be(name: str, value: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=f"^{name}=") as caught, kernbench.simulate(**{name: value}):
         pass
     assert words in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"stragglers": {99: 2}}, "straggler 99 is not one of 8 ranks"),
+        ({"stragglers": {-1: 2}}, "straggler -1 is not one of 8 ranks"),
+        ({"stragglers": {2: 2}, "world_size": 2}, "straggler 2 is not one of 2 ranks"),
+        ({"stragglers": {2: 2}, "devices": [5, 6]}, "straggler 2 is not one of 2 ranks"),
+        ({"ranks": "foo", "enable_data": False}, "ranks 'foo': expected auto, all, or ranks"),
+        ({"ranks": "", "enable_data": False}, "ranks '': expected auto, all, or ranks"),
+        ({"ranks": "0,8", "enable_data": False}, "rank 8 is not one of a world of 8"),
+        ({"ranks": "6-99999999999", "enable_data": False}, "rank 8 is not one of a world of 8"),
+        ({"ranks": "3-1", "enable_data": False}, "3-1 are none; the lower rank comes first"),
+    ],
+)
+def test_ranks_that_no_world_has_are_refused_before_anything_runs(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as caught, kernbench.simulate("dgx_h100", **options):
+        pass
+    assert words in str(caught.value)
+
+
+def test_a_stated_world_holds_no_larger_one() -> None:
+    def worker(rank: int) -> None:
+        pass
+
+    with kernbench.simulate("dgx_h100", world_size=2) as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=1)
+        with pytest.raises(ConfigError, match="3 ranks are more than the world_size=2"):
+            ctx.multiprocessing.spawn(worker, nprocs=3)
+        ctx.multiprocessing.spawn(worker, nprocs=2)
+
+
+@pytest.mark.parametrize("seed", [1 - (1 << 40), -1, (1 << 40) - 1])
+def test_any_seed_that_is_taken_gives_ranks_different_numbers(seed: int) -> None:
+    drawn: list[float] = []
+    with kernbench.simulate("dgx_h100", seed=seed) as ctx:
+        ctx.multiprocessing.spawn(lambda rank: drawn.append(torch.rand(1).item()), nprocs=2)
+    assert len({*drawn}) == 2

@@ -60,7 +60,7 @@ def test_waits_alone_are_bounded_too():
 
 
 def test_a_limit_is_a_positive_number():
-    with pytest.raises(ConfigError, match="log_limit 0"), kernbench.simulate(log_limit=0):
+    with pytest.raises(ConfigError, match="log_limit=0"), kernbench.simulate(log_limit=0):
         pass
 
 

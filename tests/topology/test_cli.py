@@ -42,7 +42,7 @@ def test_show_prints_given_and_derived_figures() -> None:
         "link 423.5 GB/s each direction; 18 x 25 GB/s, 0.9412 of it payload",
         "fabric roce400",
         "bf16 matrix 989 TFLOP/s vector 133.8 TFLOP/s",
-        "HBM 84.93 GB 3.35 TB/s (2.901 TB/s measured in copies), 348 ns; 160 channels",
+        "HBM 79.1 GiB 3.35 TB/s (2.901 TB/s measured in copies), 348 ns; 160 channels",
         "SIPs 32 4224 PEs",
         "farthest SIP 8 us",
     ):

@@ -441,7 +441,10 @@ def test_a_rank_that_does_not_come_is_named_by_who_waits(gpus: Callable[..., Any
         gpus(body)
     assert set(caught.value.errors) == {0, 1, 3}
     report = str(caught.value.errors[0])
-    assert "kernel _sum_kernel of rank 0 is suspended: kernel _sum_kernel waits for memory that nobody writes" in report
+    assert (
+        "kernel _sum_kernel of rank 0 is suspended: kernel _sum_kernel waits for memory that no program writes"
+        in report
+    )
     assert "test_peer_kernels.py" in report
     assert "waits on element 2 of signal pad of rank 0" in report
 

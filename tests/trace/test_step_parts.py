@@ -8,8 +8,8 @@ import pytest
 
 from kernbench.cost.uncertainty import COMMON, step_interval
 from kernbench.trace.critical import PathStep
+from kernbench.trace.spans import HOST, Span
 from kernbench.trace.step_parts import PathPart, mean_parts, parts_of
-from kernbench.trace.timeline import HOST, Span
 
 
 def step(kind: str, begin: float, end: float, name: str = "a", track: str = "compute") -> PathStep:

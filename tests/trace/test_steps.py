@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -323,6 +324,7 @@ def test_programs_without_steps_have_none() -> None:
     assert achieved(times, ctx.topology.device) is None
     assert [*steps_report(times, None)] == []
     assert "nothing to extrapolate" in "\n".join(steps_report(times, None, extrapolate=10))
+    assert "nothing to count" in "\n".join(steps_report(times, None, wanted=True))
 
 
 def test_utilization_by_hand() -> None:
@@ -427,8 +429,15 @@ def test_extrapolation_says_what_it_rests_on(times: StepTimes, expected: str) ->
 
 def test_many_different_steps_are_shown_in_part() -> None:
     lines = [*steps_report(made_of(*range(1, 101)), None)]
-    assert len(lines) == 1 + 8 + 1 + 8
+    assert len(lines) == 1 + 8 + 1 + 8 + 1
     assert lines[9].strip() == "..."
+    p50, p90 = (np.percentile(range(2, 101), share, method="inverted_cdf") for share in (50, 90))
+    assert lines[-1] == f"steps 2-100: p50 {p50:g} s, p90 {p90:g} s"
+
+
+def test_steps_that_are_as_good_as_equal_have_no_percentiles() -> None:
+    assert not any("p50" in line for line in steps_report(made_of(9, *[1] * 20), None))
+    assert not any("p50" in line for line in steps_report(made_of(9, 1, 2, 3), None))
 
 
 @pytest.mark.parametrize(

@@ -24,8 +24,8 @@ from kernbench.trace import Timeline, write_chrome_trace
 from kernbench.trace.critical import critical_path
 from kernbench.trace.reading import read_trace
 from kernbench.trace.report import report_of
+from kernbench.trace.spans import Span
 from kernbench.trace.step_parts import parts_of
-from kernbench.trace.timeline import Span
 
 
 def train(rank: int) -> None:

@@ -11,7 +11,7 @@ import pytest
 import kernbench
 from kernbench.runtime_api.context import RuntimeContext
 from kernbench.trace import summary
-from kernbench.trace.timeline import pack
+from kernbench.trace.spans import pack
 
 
 def sampled(ctx: RuntimeContext, rank: int, kinds: set[str], grid: Any) -> Any:

@@ -50,7 +50,7 @@ function drawCycle(found, body) {
     }],
   }));
   for (const rank of order.slice(0, 16)) words.append(element("dt", {}, `rank ${rank}`), element("dd", {}, shortPlaces(doing.get(rank) ?? "")));
-  body.append(element("p", { class: "hint" }, cycle.length ? "An arrow leads from a rank to the one it waits for; red: the cycle, which nobody can leave." : "An arrow leads from a rank to the one it waits for. There is no cycle: somebody has ended, or never calls."));
+  body.append(element("p", { class: "hint" }, cycle.length ? "An arrow leads from a rank to the one it waits for; red: the cycle, which no rank can leave." : "An arrow leads from a rank to the one it waits for. There is no cycle: a rank has ended, or never calls."));
 }
 
 // Ranks beside each other, and below each other what they called, by number: the calls that do not match in the colour of an alert.

@@ -79,7 +79,7 @@ function pause() {
 async function showReport() {
   const answer = await fetch("/state.json").catch(() => null);
   if (answer?.ok) location.reload();
-  else lost("The run has ended, and nobody serves its report.");
+  else lost("The run has ended, and its report is not served.");
 }
 
 function lost(words) {

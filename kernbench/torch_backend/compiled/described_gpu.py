@@ -86,7 +86,7 @@ RELIES_ON = (
     ),
     Reliance("torch._inductor.utils.clear_caches", "Inductor forgets what it has compiled in this process"),
     Reliance("torch._C._dynamo.guards._empty_strided_cuda", "Inductor's code allocates with it"),
-    *(Reliance(name, "its functions keep what they were told of the GPU", holds=_keeps) for name in _KEEPS_ANSWERS),
+    *(Reliance(name, "its functions keep what they have read of the GPU", holds=_keeps) for name in _KEEPS_ANSWERS),
 )  # fmt: skip
 
 

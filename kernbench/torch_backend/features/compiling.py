@@ -44,7 +44,7 @@ RELIES_ON = (
              has=("function_ids", "function_names", "lazy_initializer")),
     Reliance("torch._dynamo.variables.torch.TorchInGraphFunctionVariable._get_handlers", "this one, too", has=("cache_clear",)),
     Reliance(
-        "torch._dynamo.eval_frame.set_fullgraph_compiled_frame_count", "a rank on a GPU is not told that nothing was compiled",
+        "torch._dynamo.eval_frame.set_fullgraph_compiled_frame_count", "a rank on a GPU is not warned of nothing compiled",
         looked_up_by=("torch._dynamo.eval_frame",),
     ),
     Reliance(

@@ -27,7 +27,7 @@ RELIES_ON = (
         parameters=("self", "tup"),
     ),
     Reliance(
-        f"{MODULE}.FakeTensor.__new__", "`device` is what C++ is told", parameters=("cls", "elem", "device"),
+        f"{MODULE}.FakeTensor.__new__", "`device` is what C++ receives", parameters=("cls", "elem", "device"),
     ),
     Reliance(f"{MODULE}.FakeTensor", "these are what Python reads, and what copies call", has=("device", "is_cuda", "copy_")),
     Reliance("torch.ops.aten._to_copy", "casts are this operation, also those that C++ makes", has=("default",)),
@@ -41,11 +41,11 @@ RELIES_ON = (
     ),
     Reliance("torch.ops.prim.device", "by this operation", has=("default",)),
     Reliance(
-        f"{MODULE}.FakeTensor.fake_device", "rules of shapes read it; what C++ is told may be set later, of a view",
+        f"{MODULE}.FakeTensor.fake_device", "rules of shapes read it; what C++ receives may be set later, of a view",
         holds=lambda fake_device: fake_device.fset is not None,
     ),
     Reliance(
-        f"{MODULE}.FakeTensor.device", "a kernel is told the device that C++ knows",
+        f"{MODULE}.FakeTensor.device", "a kernel receives the device that C++ knows",
         holds=lambda device: "in_kernel_invocation" in device.fget.__code__.co_names,
     ),
 )  # fmt: skip

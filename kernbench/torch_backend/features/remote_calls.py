@@ -41,7 +41,7 @@ RELIES_ON = (
     Reliance(f"{MODULE}.api._invoke_rpc", "calls that give a result go by this", parameters=("to", "func", "rpc_type")),
     Reliance(f"{MODULE}.api.remote", "this gives a reference to one", parameters=("to", "func")),
     Reliance(f"{MODULE}.api.RRef", "which a program may make, too", has=("__init__",)),
-    Reliance(f"{MODULE}.WorkerInfo", "what it is told of a worker", has=("id", "name")),
+    Reliance(f"{MODULE}.WorkerInfo", "what it receives about a worker", has=("id", "name")),
 )  # fmt: skip
 
 

@@ -43,7 +43,7 @@ RELIES_ON = (
         "torch.amp.autocast_mode.autocast.__init__", "autocast on `cuda` is one of the CPU tensors that stand for the GPU's",
         parameters=("self", "device_type", "dtype", "enabled", "cache_enabled"),
     ),
-    Reliance("torch.amp.autocast_mode.autocast", "and CUDA's own state says so to who asks", has=("__enter__", "__exit__")),
+    Reliance("torch.amp.autocast_mode.autocast", "and CUDA's own state says so to its callers", has=("__enter__", "__exit__")),
     Reliance(
         "torch._use_cudnn_rnn_flatten_weight", "builds for CUDA lay out recurrent weights by a call of cuDNN",
         looked_up_by=("torch.nn.modules.rnn.RNNBase.flatten_parameters",),

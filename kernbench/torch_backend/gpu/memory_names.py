@@ -244,7 +244,7 @@ RELIES_ON = (
     Reliance("torch.cuda.memory._C", "its functions call names in C++, which are answered here", holds=lambda c: c is torch._C),
     *(Reliance(name, "what it calls in C++ takes here what it gives", holds=fit({**IN_C, **OF_ACCELERATOR}))
       for name in ("torch.cuda.memory", "torch.accelerator.memory", "torch.cuda.graphs")),
-    Reliance("sys._getframe", "the stack of whoever asks for memory"),
+    Reliance("sys._getframe", "the stack of the caller that allocates"),
     Reliance("torch._C", "and those of torch.accelerator these", has=tuple(OF_ACCELERATOR)),
     *(Reliance(f"torch.cuda.memory.{user}", "it calls one of them", looked_up_by=()) for user in (
         "memory_stats_as_nested_dict", "reset_peak_memory_stats", "set_per_process_memory_fraction", "memory_snapshot",

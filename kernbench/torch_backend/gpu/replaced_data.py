@@ -33,7 +33,7 @@ def _is_descriptor(data: Any) -> bool:
 
 RELIES_ON = (
     Reliance("torch.Tensor.data", "it is read and set by a descriptor", holds=_is_descriptor),
-    Reliance("torch._C._storage_Use_Count", "it tells whether somebody else has a tensor's memory", holds=_counts_references),
+    Reliance("torch._C._storage_Use_Count", "it tells whether a tensor's memory has another owner", holds=_counts_references),
 )  # fmt: skip
 
 _data: Any = torch.Tensor.data

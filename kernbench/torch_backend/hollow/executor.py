@@ -248,7 +248,7 @@ class HollowValues:
         try:
             return described(func, args, kwargs or {}, key)
         except UnknownShapeError as error:
-            self._unmodelled.say(f"computed without data: {operator.name}, as nobody knows what it gives")
+            self._unmodelled.say(f"computed without data: {operator.name}, as what it gives is not known")
             if any(each.numel() > SMALL_ON_HOST for each in listed_tensors(args)):
                 raise KernbenchError(
                     f"{operator.name} has no shape rule (no meta or fake kernel), and its tensors are too large to compute "

@@ -27,7 +27,7 @@ _OWNERS = ("torch.distributed.distributed_c10d", "torch.distributed", "torch.dis
 
 RELIES_ON = (
     *(
-        Reliance(f"{owner}.init_process_group", "who calls it there is told that the process is a rank first", parameters=(
+        Reliance(f"{owner}.init_process_group", "its caller there learns first that the process is a rank", parameters=(
             "init_method", "world_size", "rank",
         ))
         for owner in _OWNERS

@@ -415,7 +415,7 @@ _OWNERS: tuple[tuple[Any, tuple[str, ...]], ...] = (
 """Modules that have the names."""
 
 RELIES_ON = (
-    *(Reliance(owner.__name__, "whoever makes a store finds it there", has=names) for owner, names in _OWNERS),
+    *(Reliance(owner.__name__, "what makes a store finds it there", has=names) for owner, names in _OWNERS),
     Reliance("torch.distributed.Store", "stores of C++ call the methods of one of Python", subclassed=True, has=(
         "set", "get", "add", "check", "wait", "compare_set", "delete_key", "num_keys", "append", "multi_get", "multi_set",
         "has_extended_api", "queue_push", "queue_pop", "queue_len", "list_keys", "clone",

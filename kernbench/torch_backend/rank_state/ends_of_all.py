@@ -43,7 +43,7 @@ def install(patches: Patches, simulation: Simulation) -> Callable[[], None]:
                 stream.flush()
         print(
             f"kernbench: rank {rank} ends the process that all ranks share: {how} at {program_location(currentframe())}. With "
-            "--isolation process (isolation='process') it would end alone, and the others would be told",
+            "--isolation process (isolation='process') it would end alone, and the others would learn of it",
             file=sys.__stderr__, flush=True,
         )  # fmt: skip
 

@@ -64,7 +64,7 @@ def test_a_look_is_answered_and_noted_with_its_line(name):
     assert found == expected
     line = body.__code__.co_firstlineno
     assert len(notes) == 1, notes
-    assert f"{os.path.relpath(__file__)}:{line} was told" in notes[0]
+    assert f"{os.path.relpath(__file__)}:{line} was given" in notes[0]
 
 
 @pytest.mark.parametrize("name", LOOKS)
