@@ -72,12 +72,12 @@ class Blocks(NamedTuple):
     """The blocks of heads whose sequences have one length.
 
     Attributes:
-        count: how many.
+        number: how many.
         mean: seconds that a PE needs for one, on average.
         longest: for one whose queries see all the keys that any does.
     """
 
-    count: int
+    number: int
     mean: float
     longest: float
 
@@ -112,7 +112,7 @@ def attention_parts(
 
 def attention_estimate(spec: DeviceSpec, parts: Sequence[Blocks], nbytes: float) -> Estimate:
     """The estimate of one kernel of these blocks that moves ``nbytes``."""
-    count, work = sum(part.count for part in parts), sum(part.count * part.mean for part in parts) / spec.pes
+    count, work = sum(part.number for part in parts), sum(part.number * part.mean for part in parts) / spec.pes
     computing = work
     if any(part.mean < part.longest for part in parts):  # uneven blocks
         longest = max(part.longest for part in parts)
