@@ -268,7 +268,6 @@ class DataExecutor:
             self._suspended.append((running, batch))
             return
         for launch, error in zip(batch, errors, strict=True):
-            launch.op.executed = True
             self._end(launch, error, now if launch.op.end is None else launch.op.end)
 
     def _end(self, launch: Deferred, error: BaseException | None, at: float) -> None:
@@ -282,5 +281,10 @@ class DataExecutor:
         if error is not None:
             launch.op.fail(error, at)
             self.failed.append(launch.op)
+        self.computed(launch.op)
+
+    def computed(self, op: Operation) -> None:
+        """Nothing more is to come of an operation's values."""
+        op.executed = True
         if self.on_settled is not None:
-            self.on_settled(launch.op)
+            self.on_settled(op)

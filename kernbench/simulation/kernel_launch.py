@@ -179,17 +179,29 @@ class KernelLauncher:
             launch.moment = host.order.kernel(op.moment)
             for tensor in tensors:
                 link(host.order, tensor, self.streams.stored_of(tensor))
+        if launch.blind and not len(self.executor):  # else what is to come may be what it is sampled with
+            SampledLaunch(self, op, launch).price()
+            self.executor.computed(op)
+            return
         deferred = (SampledLaunch if launch.blind else TritonLaunch)(self, op, launch, awaited)
         self.executor.submit(deferred)
         if not tensors or not all(map(tells_of_looks, tensors)):
             # no event says when the host reads a plain tensor: run it now, or at least until it waits for another writer
             if not awaited and op.stream not in host.unsettled:
-                self.waits.block_on(deferred.attempt)
+                self._attempt(deferred)
             if not op.executed:
                 host.unsettled.setdefault(op.stream, []).append(op)
             if op.error is not None:
                 op.observed = True
                 raise op.error
+
+    def _attempt(self, launch: TritonLaunch) -> None:
+        """Run a launch, or begin to. Where other ranks run, they go on until they launch something, too: the same kernel of
+        several is one batch."""
+        if self.scheduler.live_count == 1 and self.scheduler.current_rank() is not None:
+            self.executor.flush(self.engine.now)
+        if not launch.attempt.done:
+            self.waits.block_on(launch.attempt)
 
     def _capture(self, host: Host, graph: GraphCapture, launch: Launch) -> None:
         """A launch that belongs to a graph: it runs now, as a warm-up, and whenever the graph is replayed."""
@@ -259,12 +271,16 @@ class SampledLaunch(TritonLaunch):
         """Count what a few programs do, for each launch."""
         launches = [launch for launch in batch if isinstance(launch, SampledLaunch)]
         for launch in launches:
-            with launch.launcher.hosts.current().as_one():
-                cost = launch.cost()
-            _note_cost(launch, cost)
-            launch.launcher.engine.set_duration(launch.op, cost.seconds)
+            launch.price()
             launch.attempt.fulfil()
         return Finished([None] * len(launches))
+
+    def price(self) -> None:
+        """Note in its operation what it costs."""
+        with self.launcher.hosts.current().as_one():
+            cost = self.cost()
+        _note_cost(self, cost)
+        self.launcher.engine.set_duration(self.op, cost.seconds)
 
     def cost(self) -> Cost:
         """What it occupies its stream for, from the counts of a few programs."""

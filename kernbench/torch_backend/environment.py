@@ -28,7 +28,7 @@ from kernbench.torch_backend.operations.recorder import open_recorder
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.process_groups.making import GroupMaker
 from kernbench.torch_backend.process_groups.world import ProcessWorld, RankWorld
-from kernbench.torch_backend.rank_state import ends_of_all, late_calls, module_hooks, signals
+from kernbench.torch_backend.rank_state import clocks, ends_of_all, late_calls, module_hooks, signals
 from kernbench.torch_backend.rank_state.daemon_processes import DaemonProcesses
 from kernbench.torch_backend.rank_state.forked import ending_forks
 from kernbench.torch_backend.rank_state.imports import StockImports
@@ -118,6 +118,7 @@ class Environment:
             self._replace_distributed()
             self._replaced.devices.open(self._host_devices)
             self._replaced.symmetric_memory.open()
+            clocks.install_kept(self._patches)
             module_hooks.install(self._patches, self.state.modules)
             self._side_threads.install(self._patches)
             self._daemon_processes.install(self._patches)

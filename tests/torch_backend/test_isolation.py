@@ -228,3 +228,20 @@ def test_what_ranks_replace_with_mock_is_their_own(ranks: Ranks) -> None:
 
     assert ranks(body, 3) == [[1, 1, "Identity()"], [2, 2, "Identity(another)"], [3, 3, "Identity()"]]
     assert (torch.Tensor.backward, torch.nn.functional.relu, torch.nn.Module.extra_repr) == stock
+
+
+def test_a_package_that_kept_the_functions_of_time_has_the_ranks_clock(
+    ranks: Ranks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = ModuleType("progress_bars.bar")
+    kept.perf_counter, kept.sleep = time.perf_counter, time.sleep  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, kept.__name__, kept)
+    stock = kept.perf_counter
+
+    def body() -> float:
+        begin: float = kept.perf_counter()
+        kept.sleep(1000.0)
+        return float(kept.perf_counter() - begin)
+
+    assert all(1000 <= passed < 1000.1 for passed in ranks(body))
+    assert kept.perf_counter is stock

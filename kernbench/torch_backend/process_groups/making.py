@@ -128,7 +128,8 @@ class GroupMaker:
             raise KernbenchError(f"init_process_group: rank {rank} is not one of a world of {size}")
         if size > world:
             raise KernbenchError(
-                f"init_process_group(world_size={size}), but only {world} ranks are simulated: spawn as many as the world has"
+                f"init_process_group(world_size={size}), but only {world} ranks are simulated: spawn as many as the world "
+                "has; a program that starts processes for the others is run as kernbench run -- python PROGRAM"
             )
         if size == world and rank == mine and not self._renumbered:
             return self._everybody, rank

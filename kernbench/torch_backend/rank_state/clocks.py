@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import sys
 import time
 import timeit
 from collections.abc import Callable
@@ -36,6 +37,9 @@ POLL_STEP = 1e-3
 
 _TIMES_ITSELF = frozenset({"triton.compiler.compiler"})
 """Modules that look at clocks to time themselves, and only when a cache has not what they make."""
+
+_OF_THE_SIMULATOR = sys.stdlib_module_names | {"kernbench", "torch", "triton"}
+"""Packages whose modules keep the host's clock where they took it by name: they time themselves, and wait for threads."""
 
 _stock = {name: getattr(time, name) for name in (
     "sleep", "time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns",
@@ -127,6 +131,23 @@ def install(patches: Patches, clock: RankClock) -> None:
         patches.set(time, f"{name}_ns", reads(f"{name}_ns", offset, nanoseconds=True))
     _install_timeit(patches)
     _install_dates(patches, clock)
+
+
+_scanned: set[str] = set()
+_kept: list[tuple[Any, str]] = []
+"""Modules, and names that are functions of ``time`` in them."""
+
+
+def install_kept(patches: Patches) -> None:
+    """Packages that took the functions by name when they were imported, as tqdm, which torch imports, does."""
+    for module_name in sys.modules.keys() - _scanned:
+        _scanned.add(module_name)
+        if module_name.partition(".")[0] not in _OF_THE_SIMULATOR:
+            names = getattr(sys.modules[module_name], "__dict__", {})
+            _kept.extend((sys.modules[module_name], name) for name, stock in _stock.items() if names.get(name) is stock)
+    for module, name in _kept:
+        if vars(module).get(name) is _stock[name]:
+            patches.set(module, name, getattr(time, name))
 
 
 def _install_dates(patches: Patches, clock: RankClock) -> None:
