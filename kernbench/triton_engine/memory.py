@@ -208,19 +208,29 @@ def find_live(address: int) -> HostAllocation | None:
     """The storage of any live tensor of this process that includes ``address``.
 
     The last resort for pointers that a plain script put into a table itself. Walking all objects takes tens of
-    milliseconds: young ones are looked at first, and every tensor met is registered.
+    milliseconds: young ones are looked at first, and every tensor met is registered. Objects that the program has taken from
+    the garbage collector (``gc.freeze``) are looked at last; what lives then is frozen, too.
     """
-    kinds = (torch.Tensor, torch.nn.Parameter)
     for generation in range(3):
-        for obj in [o for o in gc.get_objects(generation) if type(o) in kinds]:
-            if obj.layout is not torch.strided or obj.untyped_storage().device.type != "cpu":
-                continue  # a tensor on a simulated GPU says that it is there, its storage does not
-            if not registry.knows(obj):
-                registry.register(obj)
-        found = registry.find(address)
+        found = _find_in_generation(address, generation)
         if found is not None:
             return found
-    return None
+    if not gc.get_freeze_count():
+        return None
+    gc.unfreeze()
+    found = _find_in_generation(address, 2)
+    gc.freeze()
+    return found
+
+
+def _find_in_generation(address: int, generation: int) -> HostAllocation | None:
+    kinds = (torch.Tensor, torch.nn.Parameter)
+    for obj in [o for o in gc.get_objects(generation) if type(o) in kinds]:
+        if obj.layout is not torch.strided or obj.untyped_storage().device.type != "cpu":
+            continue  # a tensor on a simulated GPU says that it is there, its storage does not
+        if not registry.knows(obj):
+            registry.register(obj)
+    return registry.find(address)
 
 
 class MulticastRanges:

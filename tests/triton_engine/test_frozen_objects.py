@@ -1,0 +1,36 @@
+"""Pointers that a kernel reads from memory, to tensors that the program has taken from the garbage collector."""
+
+from __future__ import annotations
+
+import gc
+
+import torch
+import triton
+import triton.language as tl
+
+import kernbench
+
+
+@triton.jit
+def copied(table, out, BLOCK: tl.constexpr):
+    source = tl.load(table).to(tl.pointer_type(tl.int32))
+    tl.store(out + tl.arange(0, BLOCK), tl.load(source + tl.arange(0, BLOCK)))
+
+
+def test_a_frozen_tensor_is_found_and_stays_frozen() -> None:
+    def worker(rank: int) -> None:
+        source, out = (
+            torch.arange(64, dtype=torch.int32, device="cuda"),
+            torch.empty(64, dtype=torch.int32, device="cuda"),
+        )
+        table = torch.tensor([source.data_ptr()], dtype=torch.uint64, device="cuda")
+        gc.freeze()
+        try:
+            copied[(1,)](table, out, BLOCK=64)
+            assert out.tolist() == list(range(64))
+            assert gc.get_freeze_count() > 0
+        finally:
+            gc.unfreeze()
+
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=1)
