@@ -99,6 +99,7 @@ _ROWS = (
             "nvls_tree": ("nvls_tree_allreduce",),
             "one_shot": ("one_shot_pull", "one_shot_push", "one_shot_kernel"),
             "two_shot": ("two_shot_pull", "two_shot_push", "two_shot_kernel"),
+            "multimem": ("multimem_allreduce",),
         },
         timed_as="all_reduce", laps=2, bus_factor=lambda n: 2 * (n - 1) / n, aliases=("allreduce",),
     ),

@@ -286,7 +286,7 @@ class CollectiveRunner:
         if selection is None or not self.has_library or not len(schedule):
             return lower(schedule, self._topology, sips, config, counts=counts, itemsize=itemsize, dtype=dtype)
         algorithm, protocol = selection.choice.algorithm, selection.choice.protocol
-        if selection.world.generation.nvls_share and (schedule.way >= Way.UP).any():
+        if protocol != "multicast" and selection.world.generation.nvls_share and (schedule.way >= Way.UP).any():
             algorithm, protocol = "nvls", "simple"  # whatever the library would run instead
         costs = ProtocolCosts.of(selection.world, algorithm, protocol, wanted, nbytes, selection.chunks)
         plan = lower_library(schedule, self._topology, sips, costs, counts=counts, itemsize=itemsize)

@@ -53,6 +53,9 @@ class ProtocolCosts:
             rate = world.link * generation.direct_share
             sync = generation.direct_sync / 2 if algorithm == "two_shot" else 0.0
             return cls(float(models.one_shot(world, 0 * size)[0]), rate, rate, sync, sync, rate)
+        if protocol == "multicast":
+            switch = float(models.nvls_bandwidth(world)) * (world.local - 1) / world.local * (1 + 1 / chunks)
+            return cls(float(models.multimem(world, 0 * size)[0]), world.link, world.link, 0.0, 0.0, switch)
         inside = models.inside_bandwidth(world) if world.local > 1 else world.net
         outside = world.net or inside
         hop = world.hop(protocol)

@@ -38,10 +38,12 @@ def candidates(world: CollectiveWorld, collective: str) -> list[Candidate]:
 
 
 def direct_candidates(world: CollectiveWorld, collective: str) -> list[Candidate]:
-    """Kernels of serving frameworks that read the peers' buffers; only used by name: the library has none of them."""
+    """Kernels of serving frameworks that read the peers' buffers, or their sum from a switch; only used by name: the library
+    has none of them."""
     if collective != "all_reduce" or world.nodes > 1 or world.local < 2:
         return []
-    return [("one_shot", "direct"), ("two_shot", "direct")]
+    found: list[Candidate] = [("one_shot", "direct"), ("two_shot", "direct")]
+    return [*found, ("multimem", "multicast")] if world.multicast and world.generation.nvls_share else found
 
 
 def rank_value(world: CollectiveWorld, collective: str, candidate: Candidate, size: Floats) -> Floats:

@@ -174,6 +174,12 @@ def two_shot(world: CollectiveWorld, size: Floats) -> Floats:
     return _direct_start(world) + world.generation.direct_sync + moved / (world.link * world.generation.direct_share)
 
 
+def multimem(world: CollectiveWorld, size: Floats) -> Floats:
+    """All-reduce by ``multimem`` instructions of one kernel: every rank reads the sum of its part from the switch, and writes
+    it to all buffers through the switch."""
+    return _direct_start(world) + size / nvls_bandwidth(world)
+
+
 def _direct_start(world: CollectiveWorld) -> float:
     base, peer = world.generation.direct_base
     return base + peer * (world.local - 1)
@@ -242,6 +248,7 @@ def time_of(world: CollectiveWorld, collective: str, algorithm: str, protocol: s
 _OTHER: dict[str, Callable[[CollectiveWorld, Floats], Floats]] = {
     "one_shot": one_shot,
     "two_shot": two_shot,
+    "multimem": multimem,
     "nvls": nvls,
     "nvls_tree": nvls_tree,
     "all_to_all": all_to_all,

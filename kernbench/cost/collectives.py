@@ -46,8 +46,8 @@ def collective_time(
         ranks: GPUs taking part, as many on each of ``nodes``.
         dtype: of the elements.
         algorithm: ``ring``, ``tree``, ``nvls``, ``nvls_tree`` or ``p2p``, also with a protocol (``"ring/ll128"``,
-            ``"/simple"``), instead of the library's own choice. ``one_shot``, ``two_shot`` and ``/direct``, the faster of
-            both, are the all-reduces of serving frameworks inside a node.
+            ``"/simple"``), instead of the library's own choice. ``one_shot``, ``two_shot``, ``/direct``, the faster of
+            both, and ``multimem``, in the switch, are the all-reduces of serving frameworks inside a node.
         kind: ``kernel`` is the duration of the kernel on the device; ``host`` the time of one call in a loop of many,
             as nccl-tests measures it.
         placement: ``out`` of place or ``in`` place.

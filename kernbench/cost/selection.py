@@ -28,7 +28,7 @@ _THREADS = {"ll": 512, "ll128": 640, "simple": 512}
 _THREAD_BYTES = {"ll": 8, "ll128": 8, "simple": 64}
 # Data bytes of one of the eight slots of a channel's buffer, by protocol (buffers of 512 KiB, 4800 KiB and 4 MiB); a ring
 # of the Simple protocol fills four at once.
-_SLOT = {"ll": 32 * 1024, "ll128": 600 * 1024 * 120 // 128, "simple": 512 * 1024, "direct": 0}
+_SLOT = {"ll": 32 * 1024, "ll128": 600 * 1024 * 120 // 128, "simple": 512 * 1024, "direct": 0, "multicast": 0}
 _NVLS_CHUNK = 128 * 1024
 
 
@@ -37,9 +37,10 @@ class Choice:
     """What runs.
 
     Attributes:
-        algorithm: ``ring``, ``tree``, ``nvls``, ``nvls_tree``, ``p2p``, ``one_shot``, ``two_shot``, or ``copy`` for a
-            rank alone.
-        protocol: ``ll``, ``ll128``, ``simple``, or ``direct`` for kernels that read the peers' buffers.
+        algorithm: ``ring``, ``tree``, ``nvls``, ``nvls_tree``, ``p2p``, ``one_shot``, ``two_shot``, ``multimem``,
+            or ``copy`` for a rank alone.
+        protocol: ``ll``, ``ll128``, ``simple``, or ``direct`` for kernels that read the peers' buffers, ``multicast`` for
+            those that read and write all of them through a switch.
         channels: blocks that work side by side, each with its own queue to the next rank.
         chunk: most bytes of data that one channel sends at once.
     """
@@ -122,7 +123,7 @@ def channel_count(world: CollectiveWorld, candidate: Candidate, nbytes: float, e
             least, most = int(text), max(most, int(text))
         else:
             least, most = min(least, int(text)), min(most, int(text))
-    if protocol == "direct" or algorithm in ("p2p", "copy"):
+    if protocol in ("direct", "multicast") or algorithm in ("p2p", "copy"):
         return most
     threads = _THREADS[protocol] * _THREAD_BYTES[protocol]
     if (algorithm, protocol) == ("ring", "ll"):

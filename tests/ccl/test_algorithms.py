@@ -185,7 +185,7 @@ def test_the_stated_orders(members):
             assert order(name, member, 0) == chain(everyone)
         for chunk in everyone:
             assert order("ring_allreduce", member, chunk) == chain([(chunk + k) % members for k in everyone])
-            for name in ("two_shot_push", "two_shot_pull", "nvls_allreduce"):
+            for name in ("two_shot_push", "two_shot_pull", "nvls_allreduce", "multimem_allreduce"):
                 assert order(name, member, chunk) == chain(everyone)
     for chunk in range(1 << (members.bit_length() - 1)):
         assert order("halving_doubling_allreduce", members - 1, chunk) == halving(chunk, members)

@@ -59,6 +59,20 @@ def test_two_gpus_on_direct_joints_have_one_joint():
     assert eight / two == pytest.approx(312.9 / 47.7, rel=0.2)  # published: GB/s of two and of eight
 
 
+@pytest.mark.parametrize(("ranks", "nbytes"), [(2, 4096), (4, 4096), (8, 4096), (8, 32768), (8, 1 << 20)])
+def test_a_kernel_over_symmetric_memory_starts_as_serving_frameworks_kernels_do(ranks, nbytes):
+    """3.7 to 7.8 us are measured up to 32 KiB of one that reads the peers' buffers; reading their sum is no slower."""
+    found, shot = (
+        collective_time("dgx_h100", "all_reduce", nbytes, ranks=ranks, algorithm=name, kind="kernel")
+        for name in ("multimem", "one_shot")
+    )
+    assert found.protocol == "multicast"
+    assert 3.5e-6 < found.seconds < max(8e-6, nbytes / 100e9)
+    assert found.seconds <= shot.seconds * (1.001 if ranks > 2 else 1.1)
+    with pytest.raises(ConfigError, match="possible"):
+        collective_time("mi300x", "all_reduce", nbytes, ranks=ranks, algorithm="multimem")
+
+
 # Largest size in bytes that H200s reduce in one shot, as a serving framework's table has it for its push kernels.
 ONE_SHOT = {3: 512 << 10, 4: 384 << 10, 5: 256 << 10, 6: 192 << 10, 7: 192 << 10, 8: 160 << 10}
 

@@ -15,6 +15,7 @@ from torch.distributed._symmetric_memory import (
 )
 
 import kernbench
+from kernbench.cost import collective_time
 
 _SymmetricMemory: Any = torch._C._distributed_c10d._SymmetricMemory
 ops: Any = torch.ops.symm_mem
@@ -343,6 +344,26 @@ def test_all_reduces(gpus: Simulate, dtype: torch.dtype) -> None:
         )
 
     gpus(body)
+
+
+@pytest.mark.parametrize(
+    ("name", "algorithm"), [("one_shot_all_reduce", "one_shot"), ("multimem_all_reduce_", "multimem")]
+)
+def test_small_all_reduces_take_what_their_own_models_say(name: str, algorithm: str) -> None:
+    """Not what NCCL takes, three times as long."""
+
+    def worker(rank: int) -> None:
+        torch.cuda.set_device(rank)
+        dist.init_process_group("nccl")
+        part, _ = _meet(2048, torch.bfloat16)
+        getattr(ops, name)(part, "sum", _world().group_name)
+
+    with kernbench.simulate("dgx_h100", world_size=8, enable_data=False) as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=8)
+        last = [op for op in ctx.engine.op_log.operations if op.kind == "collective" and op.rank == 0][-1]
+    modelled = collective_time("dgx_h100", "all_reduce", 4096, ranks=8, algorithm=algorithm, kind="kernel").seconds
+    assert last.end - last.start == pytest.approx(modelled, rel=0.02)
+    assert 2 * modelled < collective_time("dgx_h100", "all_reduce", 4096, ranks=8, kind="kernel").seconds
 
 
 def test_gathers_and_scatters(gpus: Simulate) -> None:

@@ -225,7 +225,7 @@ class _Operations:
 
     def multimem_all_reduce(self, input: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
         self._require_multicast("multimem_all_reduce_")
-        return self._all_reduce("multimem_all_reduce_", "nvls_allreduce", input, reduce_op, group_name, input)
+        return self._all_reduce("multimem_all_reduce_", "multimem_allreduce", input, reduce_op, group_name, input)
 
     def multimem_one_shot_all_reduce(self, input: torch.Tensor, reduce_op: str, group_name: str) -> torch.Tensor:
         return self.multimem_one_shot_all_reduce_out(input, reduce_op, group_name, self._like(input))
@@ -234,7 +234,7 @@ class _Operations:
         self, input: torch.Tensor, reduce_op: str, group_name: str, out: torch.Tensor
     ) -> torch.Tensor:
         self._require_multicast("multimem_one_shot_all_reduce")
-        return self._all_reduce("multimem_one_shot_all_reduce", "nvls_allreduce", input, reduce_op, group_name, out)
+        return self._all_reduce("multimem_one_shot_all_reduce", "multimem_allreduce", input, reduce_op, group_name, out)
 
     def _all_reduce(
         self, name: str, algorithm: str, input: torch.Tensor, reduce_op: str, group_name: str, out: torch.Tensor
