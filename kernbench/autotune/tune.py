@@ -123,7 +123,9 @@ def _argument(text: Any, point: Point, where: str) -> Any:
 
     name = str(point.get(match[1], match[1]))
     if name not in DTYPES:
-        raise ConfigError(f"{where}: no element type {name!r}; expected one of {', '.join(DTYPES)}, or an axis of them")
+        raise ConfigError(
+            f"{where}: no element type {shortened(name)!r}; expected one of {', '.join(DTYPES)}, or an axis of them"
+        )
     shape = _evaluate(f"({match[2]},)" if match[2].strip() else "()", point, where)
     try:
         return torch.empty(shape, dtype=getattr(torch, DTYPES[name]))

@@ -7,6 +7,7 @@ from pathlib import Path
 from kernbench.cost.collective_world import resolve_system
 from kernbench.cost.devices import resolve_device
 from kernbench.cost.reference import Table
+from kernbench.input_files import is_file
 from kernbench.topology import load_fabric
 from kernbench.topology.device import DeviceSpec
 from kernbench.topology.system import SystemSpec
@@ -29,4 +30,4 @@ def table_device(table: Table, beside: Path) -> DeviceSpec:
 def _beside(name: str, directory: Path) -> str:
     """A path of a manifest counts from the manifest."""
     path = directory / name
-    return str(path) if name.endswith((".yaml", ".yml")) and path.is_file() else name
+    return str(path) if name.endswith((".yaml", ".yml")) and is_file(path) else name

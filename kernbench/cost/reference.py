@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from kernbench.cost.table_files import TableFile
 from kernbench.errors import ConfigError
 from kernbench.spec_files import read_spec
 from kernbench.topology.dtypes import canonical_dtype
+from kernbench.topology.problems import describe
 from kernbench.topology.units import SIZE, QuantityError
 
 SHIPPED_MANIFEST = Path(__file__).parent / "data" / "manifest.yaml"
@@ -130,12 +132,15 @@ MEASURED = frozenset((*_TIME_COLUMNS, *_RATE_COLUMNS, *_ELEMENT_RATES, "ip_us", 
 
 def number(row: Mapping[str, str], column: str, path: Path) -> float:
     """The number in a column. Raises ConfigError."""
+    if column not in row:
+        raise ConfigError(f"table {path} has no column {column!r}; it has {', '.join(row)}")
     try:
-        return float(row[column])
-    except KeyError:
-        raise ConfigError(f"table {path} has no column {column!r}; it has {', '.join(row)}") from None
+        found = float(row[column])
     except ValueError:
-        raise ConfigError(f"table {path}: column {column!r} holds {row[column]!r}; expected a number") from None
+        found = math.nan
+    if not math.isfinite(found):
+        raise ConfigError(f"table {path}: column {column!r} holds {describe(row[column])}; expected a number")
+    return found
 
 
 def gemm_shape(row: Mapping[str, str], path: Path) -> tuple[int, int, int, int]:

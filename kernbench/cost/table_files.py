@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kernbench.errors import ConfigError
-from kernbench.input_files import read_text
+from kernbench.input_files import read_text, shortened
 
 Row = dict[str, str]
 
@@ -38,11 +38,15 @@ def read_table(path: Path) -> TableFile:
         raise ConfigError(f"table {path} has no rows")
     separator = max(",;\t", key=lines[0].count)
     reader = csv.reader(io.StringIO("\n".join(lines)), delimiter=separator)
-    names = [column_name(name) for name in next(reader)]
+    try:
+        head, *found = reader
+    except csv.Error as error:
+        raise ConfigError(f"table {path} is no CSV: {error}") from None
+    names = [column_name(name) for name in head]
     if len(set(names)) < len(names):
-        raise ConfigError(f"table {path} has two columns of the same meaning: {', '.join(names)}")
-    rows = [dict(zip(names, (_cell(cell) for cell in cells), strict=False)) for cells in reader]
-    return TableFile(rows)
+        raise ConfigError(f"table {path} has two columns of the same meaning: {shortened(', '.join(names), 400)}")
+    empty = dict.fromkeys(names, "")
+    return TableFile([empty | dict(zip(names, map(_cell, cells), strict=False)) for cells in found])
 
 
 def _cell(text: str) -> str:

@@ -18,6 +18,8 @@ from kernbench.cost.measured_on import table_system
 from kernbench.cost.reference import MEASURED, Table, number, read_manifest, seconds_of, select_rows
 from kernbench.cost.table_files import TableFile, column_name, read_table
 from kernbench.errors import ConfigError
+from kernbench.input_files import expanded, is_file, shortened, shown_path
+from kernbench.topology.problems import MOST_PROBLEMS
 
 # Size bands of the report: name and upper end in bytes.
 BANDS = (("<=64K", 2.0**16), ("<=1M", 2.0**20), ("<=32M", 2.0**25), (">32M", np.inf))
@@ -81,16 +83,25 @@ def load(table: Table, directory: Path) -> MeasuredTable:
 def load_manifest(path: Path) -> list[MeasuredTable]:
     """All tables of a manifest. Raises ConfigError, which names the problems of all of them."""
     found, problems = [], []
-    for table in read_manifest(path).tables:
+    for place, table in enumerate(read_manifest(path).tables):
         try:
             measured = load(table, path.parent)
             measured.compare()
             found.append(measured)
-        except ConfigError as error:
-            problems.append(str(error))
+        except _NO_FIGURES as error:
+            said = isinstance(error, ConfigError) and str(error).startswith("table ")
+            reason = shortened(error, 1000) if isinstance(error, ValueError) else f"{type(error).__name__} {error}"
+            problems.append(
+                reason if said else f"{shown_path(path)}: tables.{place} ({shortened(table.file)}): {reason}"
+            )
     if problems:
-        raise ConfigError("\n".join(problems))
+        more = [f"... and {len(problems) - MOST_PROBLEMS} more"] if len(problems) > MOST_PROBLEMS else []
+        raise ConfigError("\n".join([*problems[:MOST_PROBLEMS], *more]))
     return found
+
+
+_NO_FIGURES = (ValueError, KeyError, OverflowError, ZeroDivisionError)
+"""What comes of cells that hold no numbers, or numbers of no size that there is: a row's whole computation is its check."""
 
 
 def compare(table: Table, directory: Path, *, system: Any = None, device: Any = None) -> Comparison:
@@ -113,8 +124,8 @@ def compare_manifest(path: Path) -> list[Comparison]:
 
 def _file(name: str, directory: Path) -> Path:
     """A manifest's file: beside the manifest, or else from the working directory."""
-    beside = directory / Path(name).expanduser()
-    return beside if beside.exists() or not Path(name).exists() else Path(name)
+    beside = directory / expanded(name)
+    return beside if is_file(beside) or not is_file(name) else Path(name)
 
 
 def _completed(table: Table, found: TableFile) -> Table:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kernbench.errors import ConfigError
+from kernbench.input_files import shortened
 
 DTYPES = {
     "fp64": "float64", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16", "f64": "float64", "f32": "float32",
@@ -85,10 +86,11 @@ def stand_in(value: Any, *, constexpr: bool, where: str) -> Any:
     if not pointer and (name, hint == "16") in _SCALARS:
         return _SCALARS[name, hint == "16"]
     if pointer:
-        raise ConfigError(f"{where}: no element type {name!r}; expected one of {', '.join(DTYPES)}")
+        raise ConfigError(f"{where}: no element type {shortened(name)!r}; expected one of {', '.join(DTYPES)}")
     scalars = sorted({name for name, _ in _SCALARS})
     raise ConfigError(
-        f"{where}: {value!r} is no type of an argument; expected a pointer such as '*fp16', one of {', '.join(scalars)} "
+        f"{where}: {shortened(repr(value))} is no type of an argument; expected a pointer such as '*fp16', one of "
+        f"{', '.join(scalars)} "
         "(with ':16' if it is a multiple of 16), or a number"
     )
 

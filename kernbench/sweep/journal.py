@@ -8,10 +8,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TextIO, TypeVar
 
+from pydantic import TypeAdapter
+
 from kernbench.sweep.cluster import Keyed
 from kernbench.sweep.outcome import FAILED, Outcome
 
 T = TypeVar("T", bound=Keyed)
+_OUTCOME = TypeAdapter(Outcome)
 
 
 class Journal:
@@ -22,14 +25,14 @@ class Journal:
         self._file: TextIO | None = None
 
     def read(self) -> dict[str, Outcome]:
-        """What is known. A last line that was cut off by a crash is left out."""
+        """What is known. A line that is no outcome, as one that a crash cut off, is left out."""
         known: dict[str, Outcome] = {}
         if not self.path.exists():
             return known
         for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                outcome = Outcome(**json.loads(line))
-            except (ValueError, TypeError, RecursionError):
+                outcome = _OUTCOME.validate_python(json.loads(line), strict=True)
+            except (ValueError, RecursionError):
                 continue
             known[outcome.key] = outcome
         return known

@@ -79,7 +79,7 @@ class TrackName(TypedDict, total=False):
     args: Required[TrackNameArguments]
 
 
-_NAMES = frozenset({"process_name", "thread_name"})
+_NAMES = ("process_name", "thread_name")
 _SLICE, _NAME = TypeAdapter(Slice), TypeAdapter(TrackName)
 _COMPUTED_WITH = frozenset({"bytes", "low us", "high us"})
 

@@ -128,7 +128,7 @@ tables:
 TABLES = (
     b"# by us\nsize_bytes,time_us,dtype\n1024,10.5,bf16\n1048576,30,bf16\n",
     b"M,N,K,time_us\n1024,1024,1024,10\n4096,4096,4096,300\n",
-    b"op,bytes,dtype,time_us\ncopy,1048576,fp16,3.5\ncopy,104857600,fp16,80\n",
+    b"op,elements,dtype,time_us\ncopy,1048576,fp16,3.5\ncopy,104857600,fp16,80\n",
 )
 LOG = b"""# nThread 1 nGpus 1
 #  Rank  0 Group  0 Pid  1 on  host1 device  0 [0x07] H100
