@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 JOBS   ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help install bytecode bench test lint types suite docs house site test-long test-pythons test-triton-matrix test-torch-matrix clean
+.PHONY: help install bytecode bench test lint types suite docs house site dist test-long test-pythons test-triton-matrix test-torch-matrix clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -73,6 +73,15 @@ site: $(VENV)/.installed-site  ## build the documentation site into build/site; 
 
 $(VENV)/.installed-site: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,site]'
+	touch $@
+
+dist: $(VENV)/.installed-release  ## build the wheel and the source archive into dist, and check them
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+
+$(VENV)/.installed-release: $(VENV)/.installed
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,release]'
 	touch $@
 
 # torch pins one Triton; the other supported versions are installed over it. pip says that torch wants its own: the

@@ -52,7 +52,7 @@ CONTENTS = {
     "Machines": ["docs/systems", "docs/collectives", "docs/ccl_author_guide"],
     "Times": ["docs/trace", "docs/profiler", "docs/report", "docs/cost_models", "docs/accuracy", "docs/limits"],
     "Studies": ["docs/testing", "docs/benches", "docs/speed", "docs/sweep", "docs/what_if", "docs/precompile", "docs/autotune"],
-    "The house": ["docs/architecture", "docs/plugins", "CONTRIBUTING", "adr/README", "CHANGELOG"],
+    "The house": ["docs/stability", "docs/architecture", "docs/plugins", "CONTRIBUTING", "adr/README", "CHANGELOG"],
     "Reference": ["docs/site/reference"],
 }  # fmt: skip
 """The order of pages, beside the text: part to pages."""

@@ -29,7 +29,7 @@ class DeviceSelector:
             if selection != "all":
                 raise ConfigError(f"DeviceSelector({selection!r}): expected 'all', an index, a list or a range")
             return list(range(sip_count))
-        indices = [selection] if isinstance(selection, int) else self._integers(selection)
+        indices = self._integers(selection if isinstance(selection, Iterable) else [selection])
         wrong = [index for index in indices if not 0 <= index < sip_count]
         if wrong:
             raise ConfigError(
@@ -43,9 +43,9 @@ class DeviceSelector:
 
     def _integers(self, selection: Iterable[Any]) -> list[int]:
         indices = list(selection)
-        if not all(isinstance(index, int) and not isinstance(index, bool) for index in indices):
+        if not all(hasattr(type(index), "__index__") and not isinstance(index, bool) for index in indices):
             raise ConfigError(f"DeviceSelector({self.selection!r}): SIP indices are integers")
-        return indices
+        return [int(index) for index in indices]
 
 
 _DTYPES: dict[str, torch.dtype] = {

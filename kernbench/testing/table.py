@@ -19,11 +19,11 @@ RAISED: pytest.StashKey[BaseException | None] = pytest.StashKey()
 def show_table(rows: Sequence[tuple[str, dict[str, Any]]], shown: int, terminal: Any) -> None:
     """Print the ``shown`` longest of the tests in ``rows`` (name, what it took)."""
     terminal.section("kernbench: memory and duration")
-    terminal.write_line(f"{'seconds':>8} {'host MB':>8} {'device MB':>10}  {'devices':12} test")
+    terminal.write_line(f"{'seconds':>8} {'host MiB':>8} {'device MiB':>10}  {'devices':12} test")
     for nodeid, row in sorted(rows, key=lambda row: -row[1]["seconds"])[:shown]:
-        device = f"{row['device'] / 1e6:.1f}" if "device" in row else "-"
+        device = f"{row['device'] / 2**20:.1f}" if "device" in row else "-"
         devices = ",".join(map(str, row.get("devices", ()))) or "-"
-        terminal.write_line(f"{row['seconds']:8.2f} {row['host'] / 1e6:+8.1f} {device:>10}  {devices:12} {nodeid}")
+        terminal.write_line(f"{row['seconds']:8.2f} {row['host'] / 2**20:+8.1f} {device:>10}  {devices:12} {nodeid}")
     if len(rows) > shown:
         terminal.write_line(f"... and {len(rows) - shown} more (--kernbench-table N)")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import kernbench
@@ -13,7 +14,15 @@ from kernbench.sim_engine.engine import GraphEngine
 
 @pytest.mark.parametrize(
     ("selection", "sips"),
-    [("all", list(range(8))), (3, [3]), ([5, 1], [5, 1]), (range(2, 8, 2), [2, 4, 6]), ((0,), [0])],
+    [
+        ("all", list(range(8))),
+        (3, [3]),
+        (np.int64(3), [3]),
+        (np.array([5, 1]), [5, 1]),
+        ([5, 1], [5, 1]),
+        (range(2, 8, 2), [2, 4, 6]),
+        ((0,), [0]),
+    ],
 )
 def test_selections(selection, sips):
     assert DeviceSelector(selection).resolve(8) == sips
@@ -27,6 +36,8 @@ def test_selections(selection, sips):
         ([0, 0], "twice"),
         ([], "nothing"),
         ([1.5], "integers"),
+        (1.5, "integers"),
+        (True, "integers"),
         (-1, "no SIP -1"),
     ],
 )

@@ -152,7 +152,7 @@ def test_with_races_each_still_finds_what_is_wrong():
     for body, error, words in (
         (two_programs, RaceError, "both write element"),
         (two_streams, RaceError, "stream"),
-        (unwritten, kernbench.UndefinedMemoryError, "which is unwritten"),
+        (unwritten, kernbench.UndefinedMemoryError, "read of unwritten memory"),
     ):
         with pytest.raises(kernbench.SpawnException) as found:
             _on_two_ranks(body)
