@@ -17,7 +17,8 @@ from kernbench.compiled_operators.schemas import namespaces_of, namespaces_used,
 from kernbench.cost.by_values import CostByValues
 from kernbench.cost.registry import operator_cost, supply
 from kernbench.errors import ConfigError
-from kernbench.torch_backend.operations.library_operators import TABLE, LibraryOperator, define
+from kernbench.torch_backend.operations.defining import define
+from kernbench.torch_backend.operations.library_operators import TABLE, LibraryOperator
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 

@@ -19,7 +19,7 @@ from math import prod
 from typing import Any
 
 from kernbench.cost.operands import Operand, Shape
-from kernbench.cost.work import Work
+from kernbench.cost.work import OperationWork
 
 
 class SeenOperand:
@@ -89,14 +89,14 @@ class CostByValues:
         function: from the operands of a call to the work that is done, or to seconds.
     """
 
-    function: Callable[[CallOperands], Work | float]
+    function: Callable[[CallOperands], OperationWork | float]
 
-    def __call__(self, operands: CallOperands) -> Work | float:
+    def __call__(self, operands: CallOperands) -> OperationWork | float:
         """What the call does."""
         return self.function(operands)
 
 
-def by_values(function: Callable[[CallOperands], Work | float]) -> CostByValues:
+def by_values(function: Callable[[CallOperands], OperationWork | float]) -> CostByValues:
     """Mark a cost function as one that is given the :class:`CallOperands` of every call, wherever a cost is given: to
     :func:`kernbench.cost.register`, by the hook ``kernbench_operator_costs``, of a stand-in's operator."""
     return CostByValues(function)

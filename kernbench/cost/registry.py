@@ -23,7 +23,7 @@ from kernbench.cost.by_values import CallOperands, CostByValues
 from kernbench.cost.operands import Operands
 from kernbench.cost.operators import find, qualified
 from kernbench.cost.ragged_attention import RaggedAttention
-from kernbench.cost.work import LEAST, Cost, StatedWork, Work, stated_cost
+from kernbench.cost.work import LEAST, Cost, OperationWork, StatedWork, stated_cost
 from kernbench.errors import ConfigError
 from kernbench.topology.device import DeviceSpec
 
@@ -56,9 +56,9 @@ class OperatorCost:
         """The cost of a call with these shapes. Raises ConfigError if the function fails or gives no cost."""
         return self.cost_of(self._asked(given, made), int(sum(each.nbytes for each in (*given, *made))), device)
 
-    def work_of_call(self, operands: CallOperands) -> Work | float:
+    def work_of_call(self, operands: CallOperands) -> OperationWork | float:
         """What one call does, of a cost that sees values, or its seconds. Raises ConfigError if the function fails."""
-        found: Work | float = self._asked(operands)
+        found: OperationWork | float = self._asked(operands)
         return found
 
     def cost_of(self, found: Any, nbytes: int, device: DeviceSpec) -> Cost:

@@ -88,7 +88,7 @@ def stated_cost(seconds: float) -> Cost:
     return Cost(seconds, seconds, seconds, 0, "math", "stated")
 
 
-class Work(Protocol):
+class OperationWork(Protocol):
     """What an operation does, in whatever terms, so that a device says what it takes. It can be hashed.
 
     Attributes:

@@ -15,7 +15,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kernbench.plugins.discovery import load_reference
 from kernbench.stand_ins.table import StandIn, find, names
 
 TAKEN: dict[str, str] = {}
@@ -176,6 +175,8 @@ class _OperatorsLoader(Loader):
 
 def define(stand_in: StandIn, reference: str, library: Path | None) -> None:
     """Define the operators that a compiled module or library would; its schemas are read in ``library``."""
+    from kernbench.plugins.discovery import load_reference
+
     try:
         release = version(stand_in.name)
     except PackageNotFoundError:

@@ -9,12 +9,12 @@ package that is installed. Other distributions bring theirs by an entry point of
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import EntryPoint
 from pathlib import Path
 
 from kernbench.errors import ConfigError
-from kernbench.plugins.discovery import installed, load_reference, origin
 
 GROUP = "kernbench.stand_ins"
 
@@ -65,14 +65,23 @@ SHIPPED = {
 """Those that kernbench ships, by name."""
 
 
+def _brought() -> Sequence[EntryPoint]:
+    """The entry points of other distributions."""
+    from kernbench.plugins.discovery import installed  # commands that only print help do without
+
+    return installed(GROUP)
+
+
 def names() -> list[str]:
     """What there is, sorted."""
-    return sorted({*SHIPPED, *(point.name for point in installed(GROUP))})
+    return sorted({*SHIPPED, *(point.name for point in _brought())})
 
 
 def source_of(name: str) -> str:
     """Who brings a stand-in, for people."""
-    return next((origin(point) for point in installed(GROUP) if point.name == name), "kernbench")
+    from kernbench.plugins.discovery import origin
+
+    return next((origin(point) for point in _brought() if point.name == name), "kernbench")
 
 
 def find(name: str) -> StandIn | None:
@@ -82,9 +91,11 @@ def find(name: str) -> StandIn | None:
     """
     if name in SHIPPED:
         return SHIPPED[name]
-    reference = name if ":" in name else next((point.value for point in installed(GROUP) if point.name == name), "")
+    reference = name if ":" in name else next((point.value for point in _brought() if point.name == name), "")
     if not reference:
         return None
+    from kernbench.plugins.discovery import load_reference
+
     found = load_reference(reference)
     if not isinstance(found, StandIn):
         raise ConfigError(f"{reference} is a {type(found).__name__}: a stand-in is a kernbench.stand_ins.StandIn")

@@ -19,6 +19,7 @@ from kernbench.commands.stand_ins import command
 from kernbench.compiled_operators import Operators
 from kernbench.compiled_operators.schemas import namespaces_of, namespaces_used, schemas_in
 from kernbench.errors import ConfigError
+from kernbench.plugins import discovery
 from kernbench.stand_ins import StandIn, remarks, stand_in_as_told, standing_in, table
 
 LIBRARY = b"\x7fELF no library\0" + b"\0".join([
@@ -148,7 +149,7 @@ def test_auto_takes_what_cannot_be_imported_and_says_so_once(
     package: str, reference: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     point = EntryPoint(package, reference, table.GROUP)
-    monkeypatch.setattr(table, "installed", lambda group: (point,) if group == table.GROUP else ())
+    monkeypatch.setattr(discovery, "installed", lambda group: (point,) if group == table.GROUP else ())
     with standing_in(["auto"]):
         importlib.import_module(package)
         importlib.import_module(f"{package}._C")
@@ -165,7 +166,7 @@ def test_auto_leaves_what_can_be_imported(
     package: str, reference: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     point = EntryPoint(package, reference, table.GROUP)
-    monkeypatch.setattr(table, "installed", lambda group: (point,) if group == table.GROUP else ())
+    monkeypatch.setattr(discovery, "installed", lambda group: (point,) if group == table.GROUP else ())
     (tmp_path / package / "_C.so").unlink()
     (tmp_path / package / "_C.py").write_text("here = True\n")
     with standing_in(["auto"]):
@@ -214,7 +215,7 @@ def test_other_libraries_have_no_such_advice() -> None:
 
 def test_the_list(package: str, reference: str, monkeypatch: pytest.MonkeyPatch) -> None:
     point = EntryPoint(package, reference, table.GROUP)
-    monkeypatch.setattr(table, "installed", lambda group: (point,) if group == table.GROUP else ())
+    monkeypatch.setattr(discovery, "installed", lambda group: (point,) if group == table.GROUP else ())
     listed = CliRunner().invoke(command, [], catch_exceptions=False).output
     assert f"{package}._C: 6 operators, 2 with values, 1 with costs" in listed
     assert "flash_attn     has the functions of 2.8.3; kernbench" in listed

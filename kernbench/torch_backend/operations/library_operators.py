@@ -13,13 +13,6 @@ import torch
 import torch.library
 
 from kernbench.errors import ConfigError, KernbenchError
-from kernbench.torch_backend.relies_on import Reliance
-
-RELIES_ON = (
-    Reliance("torch.ops.aten.add_.Tensor", "its schema says names, defaults and aliases of its arguments", has=("_schema",),
-             holds=lambda overload: overload._schema.returns[0].alias_info.before_set
-             == overload._schema.arguments[0].alias_info.before_set),
-)  # fmt: skip
 
 HOW_TO = 'docs/plugins.md, "How to add an operator"'
 """Where it says how values and shapes are given."""
@@ -51,16 +44,17 @@ class LibraryOperator:
         self._arguments: list[tuple[str, Any]] = []
         self._returned: list[str | None] = []
 
-    def read(self, schema: Any) -> None:
-        """Take from the schema what it says. Raises ConfigError if a function wants an argument that it has not."""
-        self._arguments = [(each.name, each.default_value) for each in schema.arguments]
-        names = {each.alias_info: each.name for each in schema.arguments if each.alias_info is not None}
-        self._returned = [
-            next((name for alias, name in names.items() if alias.before_set == each.alias_info.before_set), None)
-            if each.alias_info is not None else None for each in schema.returns
-        ]  # fmt: skip
+    def take(self, arguments: list[tuple[str, Any]], returned: list[str | None], schema: str) -> None:
+        """Take what its schema says. Raises ConfigError if a function wants an argument that it has not.
+
+        Args:
+            arguments: names and defaults.
+            returned: for each result the argument that it is, None if it is a new one.
+            schema: for messages.
+        """
+        self._arguments, self._returned = arguments, returned
         for what, function in (("values", self.value), ("shape", self.shape)):
-            missing = [name for name in _wanted(function) if name not in dict(self._arguments)]
+            missing = [name for name in _wanted(function) if name not in dict(arguments)]
             if missing:
                 raise ConfigError(
                     f"the {what} of {self.name} want {', '.join(missing)}, and this release of {self.package} defines "
@@ -114,14 +108,3 @@ def _called(function: Callable[..., Any], given: Mapping[str, Any]) -> Any:
 
 TABLE: dict[str, LibraryOperator] = {}
 """All that are defined in this process, by name with namespace (and overload, where it has one)."""
-
-
-def define(library: torch.library.Library, namespace: str, schema: str, operator: LibraryOperator) -> None:
-    """Define an operator with torch, and in :data:`TABLE`. Raises ConfigError if its functions do not fit the schema."""
-    name = schema.partition("(")[0].strip()
-    library.define(schema)
-    library.impl(name, operator, "CompositeExplicitAutograd")
-    packet, _, which = name.partition(".")
-    operator.read(getattr(getattr(getattr(torch.ops, namespace), packet), which or "default")._schema)
-    operator.library = library
-    TABLE[operator.name] = operator

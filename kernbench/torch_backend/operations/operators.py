@@ -96,6 +96,16 @@ def classify(func: Any) -> int:
     return COMPUTE
 
 
+def returned_arguments(schema: Any) -> list[str | None]:
+    """For each result of an operator the argument that it is, None if it is a new one."""
+    names = {
+        frozenset(each.alias_info.before_set): each.name for each in schema.arguments if each.alias_info is not None
+    }
+    return [
+        None if each.alias_info is None else names.get(frozenset(each.alias_info.before_set)) for each in schema.returns
+    ]
+
+
 def _takes_or_gives_tensors(schema: Any) -> bool:
     return any("Tensor" in str(each.type) for each in (*schema.arguments, *schema.returns))
 
