@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.fsdp import fully_shard
 
 import kernbench
+from kernbench.topology.system import HostSpec
 
 
 @pytest.fixture
@@ -65,7 +66,7 @@ def test_small_kernels_of_a_graph_take_what_they_are_measured_to(system: str, le
     assert least < took[0] / 100 < 2 * least
 
 
-def test_a_replay_computes_anew_and_costs_one_launch(run: Callable[..., list[Any]]) -> None:
+def test_a_replay_computes_anew_and_costs_the_launch_of_a_graph(run: Callable[..., list[Any]]) -> None:
     def body() -> Any:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.LayerNorm(32), nn.Linear(32, 16)).cuda().eval()
@@ -88,11 +89,11 @@ def test_a_replay_computes_anew_and_costs_one_launch(run: Callable[..., list[Any
                 graph.replay()
                 assert torch.equal(result, step(x))
             assert result.data_ptr() == where
-            return host_seconds(graph.replay), host_seconds(lambda: step(x)), host_seconds(lambda: x.add_(0))
+            return host_seconds(graph.replay), host_seconds(lambda: step(x))
 
-    for replay, eager, launch in run(body, 2):
-        assert replay == pytest.approx(launch)
-        assert eager > 3 * launch
+    for replay, eager in run(body, 2):
+        assert replay == pytest.approx(HostSpec().graph, abs=1e-7)  # and looking at the clock
+        assert eager > replay
 
 
 def test_kernels_and_streams_of_a_capture(run: Callable[..., list[Any]]) -> None:

@@ -94,7 +94,8 @@ class CUDAGraph:
         mine = bound_devices().mine()
         if mine.host.capture is not None:
             mine.host.capture.forbid()
-        self._graph.replay(mine.host, mine.simulation.topology.device.launch.overhead)
+        spec = mine.simulation.topology.system.host
+        self._graph.replay(mine.host, spec.factor * spec.graph)
 
     def reset(self) -> None:
         """Forget the graph, and the memory that it keeps."""
