@@ -14,6 +14,8 @@ from kernbench.ccl.reduce_op import spelled
 from kernbench.ccl.schedule import CannotServeError, Schedule
 from kernbench.collective_kinds import COLLECTIVES, KINDS
 from kernbench.errors import ConfigError
+from kernbench.input_files import shortened
+from kernbench.topology.problems import describe
 
 SHIPPED = "kernbench.ccl.algorithms."
 
@@ -24,10 +26,12 @@ _CHECKED_TRANSFERS = 50_000
 @lru_cache(maxsize=256)
 def algorithm_module(name: str) -> ModuleType:
     """Import the module of an algorithm and check its form. Raises :class:`ConfigError` that says what is missing."""
+    if not all(part.isidentifier() for part in name.split(".")):
+        raise ConfigError(f"ccl.yaml: module {describe(name)}: expected a module's name, as package.module")
     try:
         module = import_module(name)
     except ImportError as error:
-        raise ConfigError(f"ccl.yaml: module {name!r} cannot be imported: {error}") from error
+        raise ConfigError(f"ccl.yaml: module {describe(name)} cannot be imported: {shortened(error, 400)}") from error
     for attribute, what in (
         ("COLLECTIVE", "the collective's name"),
         ("TOPOLOGIES", "how its members may be joined"),

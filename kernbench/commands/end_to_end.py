@@ -30,7 +30,7 @@ def validate_end_to_end(
     A file ``json_path`` gets these rows; others that it has stay in it.
     """
     rows = selected(names)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         shown = bar.add_task("rows", total=None)

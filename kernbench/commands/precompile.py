@@ -73,7 +73,7 @@ def command(
 def _with_bar(title: str, todo: list[Variant], jobs: int | None, cache_dir: Path | str | None, values: bool) -> Report:
     from kernbench.precompile.run import compile_all
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         task = bar.add_task(title, total=len(todo))
 

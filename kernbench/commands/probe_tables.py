@@ -10,6 +10,7 @@ from typing import Any
 import click
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from kernbench.sim_engine.probe import Result, probe
@@ -62,11 +63,11 @@ def _data(topology: Topology, results: list[Result]) -> dict[str, Any]:
 def _print(topology: Topology, results: list[Result]) -> None:
     console = Console(width=110, highlight=False)
     nodes = f"{topology.nodes} nodes of " if topology.nodes > 1 else ""
-    console.print(f"{nodes}{topology.system.name}")
+    console.print(f"{nodes}{topology.system.name}", markup=False)
     for result in results:
         pattern = result.pattern
         count = len(pattern.transfers)
-        console.print(f"\n[bold]{pattern.name}[/bold]" + (f", {count} transfers" if count > 1 else ""))
+        console.print(f"\n[bold]{escape(pattern.name)}[/bold]" + (f", {count} transfers" if count > 1 else ""))
         for hop in pattern.hops:
             rate = "" if hop.bandwidth == float("inf") else f", {BANDWIDTH.format(hop.bandwidth)}"
             console.print(f"  {hop.name}: {DURATION.format(hop.latency)}{rate}", markup=False)

@@ -60,7 +60,7 @@ def command(
             for task in tasks_of(described):
                 click.echo(label(task.point))
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True)) as bar:
         line = bar.add_task(spec.stem, total=None)
 

@@ -10,6 +10,7 @@ from typing import Any
 import click
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
+from rich.markup import escape
 from rich.table import Table
 
 from kernbench.output_files import write_file
@@ -30,8 +31,8 @@ def show_system(system: str, nodes: int | None, fabric: str | None, svg: Path | 
     if as_json:
         click.echo(json.dumps({**as_data(topology), "path": str(handle.path)}, indent=2))
         return
-    title = f"[bold]{handle.name}[/bold]  {topology.system.description}"
-    _print(title, f"[dim]{handle.path}[/dim]", *_sections(list(report(topology))))
+    title = f"[bold]{escape(handle.name)}[/bold]  {escape(topology.system.description)}"
+    _print(title, f"[dim]{escape(str(handle.path))}[/dim]", *_sections(list(report(topology))))
     if svg is not None:
         _print(f"\ndrawn into {svg}")
 
@@ -88,7 +89,7 @@ def _sections(sections: list[Section]) -> Iterator[RenderableType]:
         table.add_column(min_width=values, no_wrap=True)
         table.add_column(style="dim")
         for label, value, remark in section.rows:
-            table.add_row(f"  {label}", value, remark)
+            table.add_row(f"  {label}", escape(value), escape(remark))
         yield table
 
 

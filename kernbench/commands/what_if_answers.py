@@ -45,7 +45,7 @@ def answer_question(
             problem = f"  # {task.problem}" if task.problem else ""
             click.echo(f"{variables}kernbench {shlex.join(task.arguments)}{problem}")
         return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         line = bar.add_task(Path(program).stem, total=None)

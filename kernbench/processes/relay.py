@@ -22,6 +22,7 @@ from greenlet import GreenletExit, greenlet
 from kernbench.errors import KernbenchError
 from kernbench.processes.channel import Portable, portable, restored
 from kernbench.processes.legacy import Legacy
+from kernbench.processes.posted import PostedOperation
 from kernbench.processes.rank_process import Away, RankDiedError, RankProcess, RankProcesses
 from kernbench.processes.shared_memory import SharedRegion
 from kernbench.processes.uplink import SETTLE
@@ -83,6 +84,7 @@ class Relay:
         self._me = simulation.hosts.of_rank[child.rank]
         self._operations: dict[int, Operation] = {}
         self._under_way: dict[int, Operation] = {}
+        self._changed: set[int] = set()
         self._told: set[int] = set()
         self._brought: dict[int, Brought] = {}
         self._groups: list[Communicator] = []
@@ -376,7 +378,11 @@ class Relay:
     def _news(self) -> list[tuple[Any, ...]]:
         """What has become of the rank's collectives and messages since the last reply."""
         news: list[tuple[Any, ...]] = []
-        for number, op in list(self._under_way.items()):
+        changed, self._changed = sorted(self._changed), set()
+        for number in changed:
+            op = self._under_way.get(number)
+            if op is None:
+                continue
             ended = op.end is not None
             if not ended and (not op.executed or number in self._told):
                 continue
@@ -505,14 +511,17 @@ class Relay:
     ) -> Operation:
         """The rank's part of a call that it has posted."""
         name, on_sip, on_stream, enqueue, host, nbytes, operands = fields
-        op = Operation(name, "collective", self._rank, on_sip, on_stream, enqueue)
-        op.host, op.nbytes, op.operands, op.executed = host, nbytes, operands, False
+        op = PostedOperation(name, self._rank, on_sip, on_stream, enqueue, partial(self._changed_now, number))
+        op.host, op.nbytes, op.operands = host, nbytes, operands
         self._operations[number] = self._under_way[number] = op
         if brought is not None:
             self._brought[number] = brought
         me = self._me
         me.clock, me.stream, me.sip = clock, stream, sip
         return op
+
+    def _changed_now(self, number: int) -> None:
+        self._changed.add(number)
 
     def _admitted(self, op: Operation, admit: Callable[..., None], *args: Any) -> None:
         """Let a call in. The rank receives its error with the next request."""

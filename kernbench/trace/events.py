@@ -20,8 +20,11 @@ _DEEPEST = 8
 _LATEST = 1e16
 """Microseconds: profilers count from 1970."""
 
+LONGEST = 4e12
+"""Microseconds of a run, and of an event: 46 days."""
+
 Moment = Annotated[float, Field(ge=-_LATEST, le=_LATEST, allow_inf_nan=False)]
-Duration = Annotated[float, Field(ge=0, le=_LATEST, allow_inf_nan=False)]
+Duration = Annotated[float, Field(ge=0, le=LONGEST, allow_inf_nan=False)]
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**64)]
 Id = Whole | str
 

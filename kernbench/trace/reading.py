@@ -15,7 +15,7 @@ from typing import Any
 from kernbench.errors import ConfigError
 from kernbench.input_files import MOST_OF_A_TRACE, read_json, shortened, shown_path
 from kernbench.topology.problems import describe
-from kernbench.trace.events import Slice, names_of, shown_arguments, slices_of
+from kernbench.trace.events import LONGEST, Slice, names_of, shown_arguments, slices_of
 from kernbench.trace.spans import HOST, Span
 
 _RANK = re.compile(r"rank (\d{1,9})(?!\d)")
@@ -49,7 +49,7 @@ def read_trace(path: str | Path) -> TraceFile:
     run = _mapping(about, "otherData", file)
     ours = "kernbench" in run
     slices = list(slices_of(events, file))
-    spans = tuple(_ours(slices, events, file) if ours else _profilers(slices, _rank_of(about, file)))
+    spans = tuple(_ours(slices, events, file) if ours else _profilers(slices, _rank_of(about, file), file))
     if not spans:
         raise ConfigError(f"{file}: nothing in it ran on a device or a host")
     moved: dict[str, int] = {}
@@ -99,7 +99,7 @@ def _ours(slices: Sequence[Slice], events: Sequence[Any], file: str) -> Iterator
         track = tracks.get((pid, each.get("tid", 0)), "")
         if kind in ("message", "critical path") or not track:
             continue
-        args, begin = each.get("args") or {}, each["ts"] * 1e-6
+        args, begin = each.get("args") or {}, _seconds(each["ts"], each, file)
         interval = (args["low us"] * 1e-6, args["high us"] * 1e-6) if "low us" in args and "high us" in args else None
         yield Span(
             ranks.get(pid), 0, track, shown[each.get("name", "")], shown[kind], begin, begin + each.get("dur", 0.0) * 1e-6,
@@ -107,17 +107,27 @@ def _ours(slices: Sequence[Slice], events: Sequence[Any], file: str) -> Iterator
         )  # fmt: skip
 
 
+def _seconds(micros: float, each: Slice, file: str) -> float:
+    """When an event begins. A picture counts nanoseconds, as whole numbers that a float has."""
+    if not 0 <= micros <= LONGEST:
+        name = shortened(each.get("name", ""))
+        raise ConfigError(
+            f"{file}: ts of an event {name!r}: {micros:g}; expected a time of the run, 0 to {LONGEST:g} us"
+        )
+    return micros * 1e-6
+
+
 _DEVICE = {"kernel": "kernel", "gpu_memcpy": "dma", "gpu_memset": "math"}
 
 
-def _profilers(slices: Sequence[Slice], rank: int) -> Iterator[Span]:
+def _profilers(slices: Sequence[Slice], rank: int, file: str) -> Iterator[Span]:
     wanted = [(kind, each) for each in slices if (kind := _profiler_kind(each)) is not None]
     start = min((each["ts"] for _, each in wanted), default=0.0)
     calls: dict[str, int] = {}
     shown = _Shown()
     for kind, each in sorted(wanted, key=lambda item: item[1]["ts"]):
         name, args = shown[each.get("name", "")], each.get("args") or {}
-        begin = (each["ts"] - start) * 1e-6
+        begin = _seconds(each["ts"] - start, each, file)
         track = HOST if kind in ("launch", "wait") else shown[f"stream {args.get('stream', each.get('tid', 0))}"]
         detail: dict[str, Any] = {}
         if kind == "collective":
