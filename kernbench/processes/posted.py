@@ -10,7 +10,7 @@ from kernbench.sim_engine.operation import Operation
 class PostedOperation(Operation):
     """A rank's part of a collective or a message, which says so when it has run and when its end is known.
 
-    Thousands may be under way: what has become of them is told with the next reply to the rank, and nobody looks through them.
+    Thousands may be under way: what has become of them goes with the next reply to the rank, and none is searched for.
 
     Args:
         changed: called at both moments; it may be called more than once for one.
