@@ -26,7 +26,7 @@ from kernbench.sim_engine.plan import TransferPlan
 from kernbench.sim_engine.plan_run import PlanRun
 from kernbench.topology import Topology
 
-STREAMING = 0.5
+STREAMING = 0.65
 """Share of a device's copy bandwidth from which on a product waits for its memory, whose clock stays: it is not slowed down
 with that of the matrix engines (ADR 0191)."""
 
