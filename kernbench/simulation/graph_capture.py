@@ -73,13 +73,19 @@ class GraphCapture:
         raise RuntimeError(NOT_PERMITTED)
 
     def enqueue(
-        self, enqueue: Callable[..., Operation], host: Any, name: str, cost: Cost | None, sip: int
-    ) -> Operation:
-        """An operation that will be on the host's current stream when the graph is replayed; it has no waiter now."""
+        self, enqueue: Callable[..., Operation], host: Any, name: str, cost: Cost | None, sip: int,
+        cost_then: Callable[[], Cost] | None = None,
+    ) -> Operation:  # fmt: skip
+        """An operation that will be on the host's current stream when the graph is replayed; it has no waiter now.
+
+        ``cost_then``: what it costs at each replay, where that depends on values; None: as now.
+        """
         if cost is None:
             self.forbid()
         stream = host.stream
-        self.add(lambda: self.on_stream(host, stream, lambda: enqueue(host, name, cost, sip=sip)))
+        self.add(lambda: self.on_stream(
+            host, stream, lambda: enqueue(host, name, cost if cost_then is None else cost_then(), sip=sip)
+        ))  # fmt: skip
         op = Operation(name, "math", host.rank, sip, stream, host.clock, 0.0)
         op.start = op.end = host.clock
         return op

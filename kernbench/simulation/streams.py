@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -52,6 +52,7 @@ class Streams:
         deferred: bool = False,
         detail: dict[str, Any] | None = None,
         sip: int | None = None,
+        cost_then: Callable[[], Cost] | None = None,
     ) -> Operation:
         """Put an operation on ``host``'s current stream. The host pays the launch and goes on.
 
@@ -62,6 +63,7 @@ class Streams:
             deferred: whether its values are to come.
             detail: what a trace shows of it besides.
             sip: whose stream of that name it is; default: of the SIP that the host drives.
+            cost_then: what it costs when a graph that is being captured is replayed; None: the same.
         """
         for listener in self._stages.enqueueing:
             listener()
@@ -71,7 +73,7 @@ class Streams:
         if sip is None:
             sip = host.sip
         if host.capture is not None:
-            return host.capture.enqueue(self.enqueue, host, name, cost, sip)
+            return host.capture.enqueue(self.enqueue, host, name, cost, sip, cost_then)
         spent = host.launch(launch.overhead if cost is None else launch.overhead + cost.host)
         begin = host.clock + launch.latency
         if cost is not None and host.in_graph:

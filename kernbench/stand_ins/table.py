@@ -49,7 +49,9 @@ _VLLM = "kernbench.compiled_operators.vllm"
 SHIPPED = {
     each.name: each
     for each in (
-        StandIn("flash_attn", "2.8.3", folder=Path(__file__).with_name("flash_attn")),
+        StandIn("flash_attn", "2.8.3", folder=Path(__file__).with_name("flash_attn"), compiled={
+            "flash_attn._kernels": "kernbench.compiled_operators.flash_attn:operators",
+        }),
         StandIn("torchvision", "0.29.1", loaded={
             "torchvision/_C*.so": "kernbench.compiled_operators.torchvision:operators",
             "torchvision/image*.so": "kernbench.compiled_operators.torchvision:images",

@@ -7,10 +7,12 @@ import math
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 
+import kernbench
 from kernbench.errors import ConfigError
 from kernbench.runtime_api.joining import variables_of
 from kernbench.stand_ins import TOLD, standing_in
@@ -118,16 +120,23 @@ def paged(keys: torch.Tensor, lengths: tuple[int, ...]) -> torch.Tensor:
     return cache
 
 
-@pytest.mark.parametrize("captured", [False, True], ids=["", "captured"])
 @pytest.mark.parametrize(
-    "given", [{}, {"causal": True}, {"softcap": 2.0, "causal": True}, {"window_size": (3, 0)}], ids=str
-)
-def test_a_cache_in_pages(flash_attn, given, captured, monkeypatch):
-    if captured:  # what a captured graph would do: nothing is read, and all sequences are one call
+    "given",
+    [
+        {}, {"causal": True}, {"softcap": 2.0, "causal": True}, {"window_size": (3, 0)}, {"slopes": 0.5},
+        {"slopes": 0.5, "captured": 1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_cache_in_pages(flash_attn, given, monkeypatch):
+    q, k, v = _operands(2, 12)
+    given = dict(given)
+    if given.pop("captured", False):  # what a captured graph would do: nothing is read, and all sequences are one call
         monkeypatch.setattr(torch.Tensor, "is_cuda", True)
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
         monkeypatch.setattr(torch.Tensor, "tolist", None)
-    q, k, v = _operands(2, 12)
+    if "slopes" in given:
+        given["alibi_slopes"] = torch.full((q.shape[2],), given.pop("slopes"))
     k_cache, v_cache = paged(k, (5, 9)), paged(v, (5, 9))
     found = flash_attn.flash_attn_with_kvcache(
         q, k_cache, v_cache, k[:, 10:], v[:, 10:], cache_seqlens=torch.tensor([5, 9], dtype=torch.int32),
@@ -139,6 +148,59 @@ def test_a_cache_in_pages(flash_attn, given, captured, monkeypatch):
         wanted = flash_attn.flash_attn_func(q[sequence, None], keys, values, **given)
         torch.testing.assert_close(found[sequence, None], wanted)
         assert torch.equal(k_cache[PAGES[sequence, length // 4], length % 4], k[sequence, 10])
+
+
+def decoded(lengths: list[int], *, graph: bool, data: bool) -> tuple[float, torch.Tensor]:
+    """Seconds of one kernel that decodes two sequences of these lengths, and what it gives; as a replay of a capture without."""
+    found: list[Any] = []
+
+    def worker(rank: int) -> None:
+        import flash_attn
+
+        generator = torch.Generator().manual_seed(1)
+        cache = torch.randn(64, 256, 2, 64, generator=generator).half().cuda()
+        q = torch.randn(2, 1, 4, 64, generator=generator).half().cuda()
+        live, pages = (
+            torch.zeros(2, dtype=torch.int32, device="cuda"),
+            torch.arange(64, device="cuda").view(2, 32).int(),
+        )
+        now = torch.tensor(lengths, dtype=torch.int32).cuda()
+
+        def step() -> torch.Tensor:
+            return flash_attn.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=live, block_table=pages)
+
+        captured = torch.cuda.CUDAGraph()
+        if graph:
+            with torch.cuda.graph(captured):
+                out = step()
+        live.copy_(now)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        if graph:
+            captured.replay()
+        else:
+            out = step()
+        end.record()
+        end.synchronize()
+        found.append((begin.elapsed_time(end) * 1e-3, out.cpu() if data else None))
+
+    with kernbench.simulate("dgx_h100", enable_data=data) as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=1)
+    return found[0]
+
+
+def test_decoding_takes_time_by_its_live_lengths_also_in_a_graph(flash_attn):
+    took = {}
+    for graph in (False, True):
+        for lengths in ([256, 256], [8192, 8192], [8192, 1]):
+            took[graph, sum(lengths)], values = decoded(lengths, graph=graph, data=True)
+            seconds, _ = decoded(lengths, graph=graph, data=False)
+            assert seconds == took[graph, sum(lengths)]
+            torch.testing.assert_close(values, decoded(lengths, graph=not graph, data=True)[1])
+        read = 2 * 2 * 64 * 2  # bytes of a key and its value
+        more = took[graph, 16384] - took[graph, 8193]
+        assert more == pytest.approx(8191 * read / 2.6e12, rel=0.35)  # about the copy bandwidth of an H100
+        assert took[graph, 512] < took[graph, 8193]
 
 
 def test_sequences_in_pages_one_after_the_other(flash_attn):

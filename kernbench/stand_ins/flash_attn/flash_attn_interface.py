@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import functools
+import importlib
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -20,11 +23,15 @@ def _given(out: Tensor, statistics: Tensor | None) -> Any:
     return out if statistics is None else (out, statistics, None)
 
 
-def _keys_of(keys: Tensor, begin: int, end: int, at: int, block_table: Tensor | None) -> Tensor:
-    """Of one sequence, ``[1, keys, heads, size]``."""
-    if block_table is None:
-        return keys[None, begin:end]
-    return Places(None, block_table, keys.shape[1]).read(keys, end - begin, at)
+@functools.cache
+def _kernel(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
+    """An operator that is one kernel to the simulation (``kernbench.compiled_operators.flash_attn``)."""
+    importlib.import_module("flash_attn._kernels")
+    return torch.no_grad()(getattr(torch.ops.flash_attn, name))  # type: ignore[no-any-return]
+
+
+def _scale(q: Tensor, scale: float | None) -> float:
+    return float(q.shape[-1] ** -0.5) if scale is None else scale
 
 
 def flash_attn_func(
@@ -59,20 +66,30 @@ def flash_attn_varlen_func(
 ) -> Any:  # fmt: skip
     """Attention of sequences that lie one after the other: ``q`` ``[all queries, heads, size]``.
 
-    The sequences' ends are read on the host, and each sequence is a call of its own.
+    Without gradients, dropout and slopes it is one kernel; else the sequences' ends are read on the host, and each sequence
+    is a call of its own.
 
     Args:
         k, v: ``[all keys, heads, size]``; with a ``block_table`` ``[sequences, pages of each]``, the pages of a cache,
             ``[pages, page, heads, size]``.
     """
-    found = [
-        attend(
-            q[None, begin_q:end_q], *(_keys_of(each, begin_k, end_k, at, block_table) for each in (k, v)),
-            dropout=dropout_p, scale=softmax_scale, causal=causal, window=window_size, softcap=softcap,
-            alibi=slopes_of(alibi_slopes, at), statistics=return_attn_probs,
+    learns = torch.is_grad_enabled() and any(each.requires_grad for each in (q, k, v))
+    if not (learns or dropout_p or alibi_slopes is not None):
+        out, sums = _kernel("packed")(
+            q, k, v, cu_seqlens_q, cu_seqlens_k, block_table, _scale(q, softmax_scale), causal, *window_size, softcap,
+            return_attn_probs,
+        )  # fmt: skip
+        return _given(out, sums if return_attn_probs else None)
+    places = None if block_table is None else Places(None, block_table, k.shape[1])
+    found = []
+    for at, (begin_q, end_q, begin_k, end_k) in enumerate(sequences(cu_seqlens_q, cu_seqlens_k)):
+        keys, values = (
+            each[None, begin_k:end_k] if places is None else places.read(each, end_k - begin_k, at) for each in (k, v)
         )
-        for at, (begin_q, end_q, begin_k, end_k) in enumerate(sequences(cu_seqlens_q, cu_seqlens_k))
-    ]  # fmt: skip
+        found.append(attend(
+            q[None, begin_q:end_q], keys, values, dropout=dropout_p, scale=softmax_scale, causal=causal,
+            window=window_size, softcap=softcap, alibi=slopes_of(alibi_slopes, at), statistics=return_attn_probs,
+        ))  # fmt: skip
     out = torch.cat([each[0] for each, _ in found])
     statistics = [each[0] for _, each in found if each is not None]
     return _given(out, torch.cat(statistics, dim=-1) if statistics else None)
@@ -102,8 +119,9 @@ def flash_attn_with_kvcache(
 ) -> Any:  # fmt: skip
     """Attention over a cache, to which ``k`` and ``v`` are added first, in place.
 
-    The lengths are read on the host, and each sequence is a call of its own; while a CUDA graph is captured, which reads
-    nothing, all sequences are one call over all that their places hold, with a mask.
+    It is one kernel, beside what adds to the cache. With slopes the lengths are read on the host, and each sequence is a call
+    of its own; while a CUDA graph is captured, which reads nothing, all are one call over all that their places hold, with a
+    mask.
 
     Args:
         k_cache, v_cache: ``[batch, capacity, heads, size]``; with a ``block_table`` ``[batch, pages of each]``, pages,
@@ -121,6 +139,12 @@ def flash_attn_with_kvcache(
     if k is not None and v is not None:
         places.write(k_cache, k, lengths)
         places.write(v_cache, v, lengths)
+    if alibi_slopes is None:
+        out, sums = _kernel("cached")(
+            q, k_cache, v_cache, lengths, cache_batch_idx, block_table, fresh, _scale(q, softmax_scale), causal,
+            *window_size, softcap, return_softmax_lse,
+        )  # fmt: skip
+        return (out, sums) if return_softmax_lse else out
     given: dict[str, Any] = {
         "scale": softmax_scale, "causal": causal, "window": window_size, "softcap": softcap,
         "statistics": return_softmax_lse,

@@ -378,9 +378,11 @@ class Recorder(TorchDispatchMode):
         if operator.unreturned:
             outputs += operator.written_unreturned(call.args, call.kwargs)
         flag = operator.is_flagged(call.args, call.kwargs)
+        cost_then: Callable[[], Cost] | None = None
         try:
             if operator.name in self._costs.seeing:
-                cost = self._costs.of_values(operator.name, operands_of(call))
+                cost_then = functools.partial(self._costs.of_values, operator.name, operands_of(call))
+                cost = cost_then()
             else:
                 cost = self._cost(operator, inputs, outputs, flag)
         except RuntimeError:
@@ -398,7 +400,7 @@ class Recorder(TorchDispatchMode):
         call.cost = cost
         if host.each is None:
             host.prepare(self._host_costs.around(inputs))
-        op = self._enqueue(host, operator.title, cost)
+        op = self._enqueue(host, operator.title, cost, cost_then=cost_then)
         if self._descriptions is not None:
             self._descriptions.record(op, inputs, outputs, self._flops.of(cost)[1])
 
