@@ -14,7 +14,7 @@ help:  ## show this list
 
 install: $(VENV)/.installed  ## create .venv and install kernbench with its development extra
 
-$(VENV)/.installed: pyproject.toml constraints.txt
+$(VENV)/.installed: pyproject.toml constraints.txt kernbench/version.py
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
 	touch $@

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 TESTED = {
     "Python": ("3.10", "3.11", "3.12", "3.13"),
