@@ -32,6 +32,8 @@ class Factories:
 
     def __init__(self, simulation: Simulation) -> None:
         self._simulation = simulation
+        spec = simulation.topology.system.host
+        self._called = spec.factor * spec.operator
 
     def _make(self, make: Any, name: str, requires_grad: bool, kernel: str = "", *, given: bool = False) -> Tensor:
         """``make(device)`` builds a plain tensor: on the CPU, or without values when only time is modelled.
@@ -55,6 +57,7 @@ class Factories:
         storages.put(made, storages.memory(host.sip))
         storages.adopt(made, host, name)
         if kernel and not host.unrecorded:
+            host.prepare(self._called)
             simulation.streams.enqueue(host, f"{kernel}.default", simulation.op_costs.of_tensors(kernel, [], [made]))
         tensor: Any = made.as_subclass(Tensor)
         return tensor.requires_grad_() if requires_grad else tensor

@@ -48,7 +48,7 @@ def test_a_collective_does_not_stop_the_host_of_a_gpu_program() -> None:
 
     operations = run(body)
     (collective,), (add,) = named(operations, "all_reduce"), named(operations, "add")
-    assert seen["host"] < 10e-6 < collective.end - collective.start
+    assert seen["host"] < 20e-6 < collective.end - collective.start
     assert add.start >= collective.end
     assert seen["value"] == 5
     assert seen["device"] >= add.end - collective.start
