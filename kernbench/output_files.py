@@ -113,6 +113,13 @@ def _is_written_in_place(path: Path) -> bool:
     return path.exists() and not path.is_file()
 
 
+def make_folder(path: str | Path) -> Path:
+    """A folder for files that are asked for, made where it is missing. Raises OutputError."""
+    with _explained(path):
+        Path(path).mkdir(parents=True, exist_ok=True)
+    return Path(path)
+
+
 @contextlib.contextmanager
 def _explained(path: str | Path) -> Iterator[None]:
     try:

@@ -8,7 +8,7 @@ from typing import Any
 from kernbench.cost.comparisons import Comparison
 from kernbench.cost.validation import BANDS, Score, score
 from kernbench.errors import ConfigError
-from kernbench.output_files import replacing
+from kernbench.output_files import make_folder, replacing
 
 _GROUPS = ("collective", "gemm", "sustained_gemm", "grouped_gemm", "attention", "memory_bound")
 
@@ -85,7 +85,7 @@ def draw(comparisons: list[Comparison], directory: Path) -> list[Path]:
         from matplotlib import pyplot
     except ImportError:
         raise ConfigError("--plot needs matplotlib: pip install 'kernbench[plot]'") from None
-    directory.mkdir(parents=True, exist_ok=True)
+    make_folder(directory)
     paths = []
     for item in comparisons:
         order = item.size.argsort()

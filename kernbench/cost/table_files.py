@@ -45,6 +45,8 @@ def read_table(path: Path) -> TableFile:
     names = [column_name(name) for name in head]
     if len(set(names)) < len(names):
         raise ConfigError(f"table {path} has two columns of the same meaning: {shortened(', '.join(names), 400)}")
+    if not found:
+        raise ConfigError(f"table {path} has no rows")
     empty = dict.fromkeys(names, "")
     return TableFile([empty | dict(zip(names, map(_cell, cells), strict=False)) for cells in found])
 

@@ -74,7 +74,7 @@ def _parse(file: str, text: str, list_as: str) -> Document:
             return Document({}, {(): top}, [empty], is_empty=True)
         walker = _Walker(loader, file)
         if isinstance(root, yaml.MappingNode):
-            return Document(walker.value(root, ()), walker.marks, walker.problems)
+            return Document(walker.value(root, ()) or {}, walker.marks, walker.problems)
         if isinstance(root, yaml.SequenceNode) and list_as:
             data = {list_as: walker.value(root, (list_as,))}
             return Document(data, {(): top, **walker.marks}, walker.problems)

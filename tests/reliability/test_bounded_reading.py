@@ -44,6 +44,7 @@ def _problems(path: Path, text: str | bytes) -> list[str]:
         ("a: 1\nb: \x01", "2: broken YAML: the character '\\x01' (column 4); expected YAML syntax"),
         ("a: 1\nb: [1]]", "2: broken YAML: "),
         ("a: " + "[" * 5000, "1: "),
+        ("!foo {}", "1: tag !foo; expected plain data"),
         ("a: !foo 3", "1: a: tag !foo; expected plain data"),
         ("a: &x {<<: *x}", "1: a: an alias that contains itself; expected a finite value"),
         ("<<: 3", "1: a merge key of something else; expected a mapping behind <<"),

@@ -3,6 +3,7 @@ asked for cannot be written."""
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -119,7 +120,14 @@ def command_lines(draw: st.DrawFn) -> list[str]:
     return [*name, *options, *rest]
 
 
-def _check(examples: int, *, derandomize: bool = False) -> None:
+def forget(folder: Path, known: set[str]) -> None:
+    """Remove what a command has written: another would run it."""
+    for path in folder.iterdir():
+        if path.name not in known:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _check(folder: Path, examples: int, *, derandomize: bool = False) -> None:
     @settings(
         max_examples=examples, deadline=None, database=None, derandomize=derandomize,
         suppress_health_check=list(HealthCheck),
@@ -127,17 +135,17 @@ def _check(examples: int, *, derandomize: bool = False) -> None:
     @given(command_lines())
     def check(line: list[str]) -> None:
         run_hostile_command(*line, or_unwritable=True)
+        forget(folder, known)
 
+    known = {path.name for path in folder.iterdir()}
     check()
 
 
-@pytest.mark.usefixtures("folder")
-def test_a_handful() -> None:
-    _check(30, derandomize=True)
+def test_a_handful(folder: Path) -> None:
+    _check(folder, 30, derandomize=True)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(0)
-@pytest.mark.usefixtures("folder")
-def test_many() -> None:
-    _check(EXAMPLES)
+def test_many(folder: Path) -> None:
+    _check(folder, EXAMPLES)

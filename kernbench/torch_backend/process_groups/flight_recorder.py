@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kernbench.collective_kinds import KINDS
-from kernbench.output_files import write_file
+from kernbench.output_files import make_folder, write_file
 from kernbench.simulation.groups import Communicator
 from kernbench.simulation.history import Call
 from kernbench.simulation.simulation import Simulation
@@ -24,8 +24,7 @@ _NAMES = {"monitored_barrier": "barrier"}
 
 def write_flight_record(simulation: Simulation, directory: str | Path, prefix: str = PREFIX) -> list[Path]:
     """Write the last calls of every rank of the last spawn, also of one that failed, to ``<directory>/<prefix><rank>``."""
-    target = Path(directory)
-    target.mkdir(parents=True, exist_ok=True)
+    target = make_folder(directory)
     history = simulation.matcher.history
     calls = {rank: history.of(rank) for rank in (sorted(simulation.hosts.of_rank) or history.ranks)}
     groups: dict[int, Communicator] = {}
