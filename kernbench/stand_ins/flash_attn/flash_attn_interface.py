@@ -27,7 +27,7 @@ def _given(out: Tensor, statistics: Tensor | None) -> Any:
 def _kernel(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
     """An operator that is one kernel to the simulation (``kernbench.compiled_operators.flash_attn``)."""
     importlib.import_module("flash_attn._kernels")
-    return torch.no_grad()(getattr(torch.ops.flash_attn, name))  # type: ignore[no-any-return]
+    return torch.no_grad()(getattr(torch.ops.flash_attn, name))
 
 
 def _scale(q: Tensor, scale: float | None) -> float:
