@@ -151,7 +151,7 @@ def test_a_cache_in_pages(flash_attn, given, monkeypatch):
 
 
 def decoded(lengths: list[int], *, graph: bool, data: bool) -> tuple[float, torch.Tensor]:
-    """Seconds of one kernel that decodes two sequences of such lengths, and its result; as a replay, captured at lengths of 0."""
+    """Seconds that decoding two sequences of these lengths takes, and its result; in a replay, captured at lengths of 0."""
     found: list[Any] = []
 
     def worker(rank: int) -> None:
