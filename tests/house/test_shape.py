@@ -15,11 +15,11 @@ from tests.house.source import Package
 
 LAYERS = (
     ("defaults", "errors", "lazy_names", "programs", "reporting", "standard_output", "version"),
+    ("input_files",),
     (
         "callable_module",
         "collective_kinds",
         "grid",
-        "input_files",
         "output_files",
         "plugins",
         "program_files",

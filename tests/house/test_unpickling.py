@@ -11,7 +11,6 @@ import kernbench
 from tests.house.source import Package
 
 UNPICKLING = {
-    "kernbench.autotune.tune": "an expression of a spec, which names the program's code to run besides",
     "kernbench.commands.explore_runs": "a pipe to a process that this one has forked",
     "kernbench.commands.explore_worker": "pipes to a process that this one has started, and the other way round",
     "kernbench.grid": "an expression whose syntax tree has been checked",
