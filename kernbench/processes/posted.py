@@ -8,9 +8,9 @@ from kernbench.sim_engine.operation import Operation
 
 
 class PostedOperation(Operation):
-    """A rank's part of a collective or a message, which says so when it has run and when its end is known.
+    """A rank's part of a collective or a message, which calls back when it has run and when its end is known.
 
-    Thousands may be under way: what has become of them goes with the next reply to the rank, and none is searched for.
+    Thousands may be under way: the next reply to the rank has what has become of them, and only these are looked at.
 
     Args:
         changed: called at both moments; it may be called more than once for one.

@@ -1,4 +1,4 @@
-"""A call that a rank in another process has posted says what becomes of it: nobody looks through those under way."""
+"""A call that a rank in another process has posted says what becomes of it: those under way need not be looked through."""
 
 from __future__ import annotations
 
