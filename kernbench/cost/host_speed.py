@@ -92,7 +92,7 @@ def measure_host(passes: int = _PASSES, cold_passes: int = _COLD_PASSES) -> Host
     return HostSpeed(_cpu(), seconds)
 
 
-class _Part:
+class _Timed:
     """What is timed: a function, and how many operators of the class it calls."""
 
     def __init__(self, body: Callable[[], object], count: int) -> None:
@@ -150,11 +150,11 @@ class _Work:
         def forward_and_backward() -> None:
             recorded().backward(weight)
 
-        self.operators = _Part(operators, 23)
-        self.views = _Part(views, 14)
-        self.modules = _Part(modules, 10)
-        self.recorded = _Part(recorded, 20)
-        self.forward_and_backward = _Part(forward_and_backward, 20)
+        self.operators = _Timed(operators, 23)
+        self.views = _Timed(views, 14)
+        self.modules = _Timed(modules, 10)
+        self.recorded = _Timed(recorded, 20)
+        self.forward_and_backward = _Timed(forward_and_backward, 20)
 
 
 class _Same(nn.Module):
