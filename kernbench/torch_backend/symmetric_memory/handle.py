@@ -229,7 +229,9 @@ class Handle:
         pad = self._parts[at].pad
         allocation = self._simulation.engine.memory.find_host(pad.data_ptr())
         assert allocation is not None
-        return Swap(values_of(pad.view(torch.int32)), index, expected, value, allocation.words, text)
+        with self._simulation.hosts.current().as_one():  # views of the simulator's, which no host pays for
+            words = values_of(pad.view(torch.int32))
+        return Swap(words, index, expected, value, allocation.words, text)
 
     def _check_rank(self, what: str, rank: int) -> None:
         if not 0 <= rank < self.world_size:
