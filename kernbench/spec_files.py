@@ -34,13 +34,14 @@ def read_spec(path: Path, model: type[Model], *, list_as: str = "") -> Model:
 
 
 def check_json(data: Any, model: type[Model], path: str | Path) -> Model:
-    """The validated contents of a JSON file. Raises ConfigError, of one line, that names the first that is wrong."""
+    """The validated contents of a JSON file. Raises ConfigError, of one line, that names the first five that are wrong."""
     try:
         return model.model_validate(data)
     except ValidationError as error:
-        wrong = error.errors(include_url=False)[0]
-        where = ".".join(map(shortened, wrong["loc"])) or "the file"
-        raise ConfigError(f"{shown_path(path)}: {where}: {shortened(wrong['msg'], 200)}") from None
+        first = error.errors(include_url=False)[:5]
+        places = [".".join(map(shortened, each["loc"])) or "the file" for each in first]
+        wrong = "; ".join(f"{place}: {shortened(each['msg'], 200)}" for place, each in zip(places, first, strict=True))
+        raise ConfigError(f"{shown_path(path)}: {wrong}") from None
 
 
 def _problem(root: type[BaseModel], document: Document, error: Any) -> Problem:
