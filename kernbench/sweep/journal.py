@@ -31,7 +31,7 @@ class Journal:
             return known
         for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
-                outcome = _OUTCOME.validate_python(json.loads(line), strict=True)
+                outcome = _OUTCOME.validate_python(json.loads(line))
             except (ValueError, RecursionError):
                 continue
             known[outcome.key] = outcome
