@@ -75,4 +75,5 @@ def test_what_a_graph_gives_has_the_published_sign_and_size(
             assert shares["host"] > 3 * shares["compute"]
     assert rates[""] == pytest.approx(EAGER, rel=0.3)
     assert rates["--graph"] == pytest.approx(GRAPH, rel=0.3)
-    assert rates["--graph"] / rates[""] == pytest.approx(GRAPH / EAGER, rel=0.3)
+    # what was published with graphs is compiled, too: fewer kernels than the program's, each of which takes 2.5 us at least
+    assert GRAPH / EAGER / 2 < rates["--graph"] / rates[""] < GRAPH / EAGER

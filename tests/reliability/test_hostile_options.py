@@ -51,6 +51,9 @@ PLACES = {  # what a command is given besides, so that its options matter
     ("bench", "list"): [],
     ("bench", "run"): ["nosuch"],
     ("kernel",): ["nothing.py"],
+    ("examples", "list"): [],
+    ("examples", "copy"): [],
+    ("stand-ins",): [],
     ("doctor",): [],
 }
 LEFT_OUT = {
