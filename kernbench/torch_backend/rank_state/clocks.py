@@ -35,8 +35,11 @@ PATIENCE = 1000
 POLL_STEP = 1e-3
 """Seconds that pass between two looks of a rank that polls."""
 
-_TIMES_ITSELF = frozenset({"triton.compiler.compiler"})
-"""Modules that look at clocks to time themselves, and only when a cache has not what they make."""
+_TIMES_ITSELF = frozenset({
+    "multiprocessing.connection", "multiprocessing.queues", "triton.compiler.compiler",
+})  # fmt: skip
+"""Modules whose looks at clocks are not the program's: to time themselves, only when a cache has not what they make; and beside
+a wait, of which there is one or not by whether another process has already ended on the machine that simulates."""
 
 _OF_THE_SIMULATOR = sys.stdlib_module_names | {"kernbench", "torch", "triton"}
 """Packages whose modules keep the host's clock where they took it by name: they time themselves, and wait for threads."""
