@@ -106,6 +106,7 @@ class Host:
         sync_debug: what becomes of operations that have the host wait for a GPU: 0 nothing, 1 a warning, 2 an error.
         unrecorded: whether what torch computes now is no operation of the program: a part of one that is recorded as a whole.
         untimed: whether looks at its clock are not the program's, but of torch's own code.
+        takes_memory: whether what it makes on a GPU is counted: not while it compiles, which depends on a cache.
         uses_gpu: whether its program has put anything on a GPU: then only that is recorded, else everything is.
         phase: what its program does (:mod:`kernbench.memory.ledger`).
         backward_passes: those that its program has begun.
@@ -146,6 +147,7 @@ class Host:
         self.backward_passes = 0
         self.step = 0
         self._unrecorded = False
+        self.takes_memory = True
         self.uses_gpu = False
         self.progress_seen = -1
         self.account = Account()
@@ -263,6 +265,16 @@ class Host:
                 yield
         finally:
             self.clock = clock
+
+    @contextmanager
+    def compiling(self) -> Iterator[None]:
+        """For the length of a block the host compiles, which takes neither time nor memory of a GPU."""
+        outer, self.takes_memory = self.takes_memory, False
+        try:
+            with self.aside():
+                yield
+        finally:
+            self.takes_memory = outer
 
     @contextmanager
     def launching_graph(self, overhead: float) -> Iterator[None]:

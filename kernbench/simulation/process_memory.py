@@ -162,9 +162,9 @@ class ProcessMemory:
 
     def take(self, nbytes: int) -> Entry | None:
         """Memory for ``nbytes``; None for none. Raises ``torch.OutOfMemoryError``."""
-        if not nbytes:
-            return None
         host, allocator, ledger = self.host, self.allocator, self.ledger
+        if not nbytes or not host.takes_memory:
+            return None
         try:
             extent = allocator.allocate(nbytes, host.stream, host.memory_pool)
         except NoRoomError as error:

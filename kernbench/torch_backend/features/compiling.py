@@ -104,7 +104,7 @@ def _compile_aside(patches: Patches) -> None:
         device = current_device()
         if device is None:
             return stock(self, frame, *args)
-        with device.host.aside(), turn.taken(device), as_plain_numbers():
+        with device.host.compiling(), turn.taken(device), as_plain_numbers():
             return stock(self, frame, *args)
 
     patches.set(callback, "__call__", compile_frame)
