@@ -170,6 +170,7 @@ def decoded(lengths: list[int], *, graph: bool, data: bool) -> tuple[float, torc
             return flash_attn.flash_attn_with_kvcache(q, cache, cache, cache_seqlens=live, block_table=pages)
 
         captured = torch.cuda.CUDAGraph()
+        torch.set_default_device("cuda")  # a function mode, as engines have one when they capture
         if graph:
             with torch.cuda.graph(captured):
                 out = step()

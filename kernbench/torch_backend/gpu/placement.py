@@ -35,6 +35,7 @@ RELIES_ON = (
              holds=_keeps_attributes),
     Reliance("torch._C.TensorBase.numpy", "it shares the memory, whatever class of Python the tensor has",
              holds=lambda numpy: numpy(made := torch.zeros(1)).ctypes.data == made.data_ptr()),
+    Reliance("torch._C.DisableTorchFunction", "it skips function modes", has=("__enter__", "__exit__")),
     Reliance(
         "torch.distributed.tensor.DTensor.__tensor_flatten__", "it names the attributes of a wrapper that are tensors",
         parameters=("self",),
@@ -65,7 +66,8 @@ def block_of(tensor: torch.Tensor) -> Block | None:
 
 def values_of(tensor: torch.Tensor) -> Any:
     """The memory of a tensor as a numpy array, for what stands for a GPU: it is not the host that looks."""
-    return torch._C.TensorBase.numpy(tensor)
+    with torch._C.DisableTorchFunction():  # a mode of the program, as that of a default device, would have torch.Tensor's called
+        return torch._C.TensorBase.numpy(tensor)
 
 
 def wrapped_by(tensor: torch.Tensor) -> list[torch.Tensor]:
