@@ -66,7 +66,7 @@ def block_of(tensor: torch.Tensor) -> Block | None:
 
 def values_of(tensor: torch.Tensor) -> Any:
     """The memory of a tensor as a numpy array, for what stands for a GPU: it is not the host that looks."""
-    with torch._C.DisableTorchFunction():  # a mode of the program, as that of a default device, would have torch.Tensor's called
+    with torch._C.DisableTorchFunction():  # a mode of the program would have torch.Tensor's called
         return torch._C.TensorBase.numpy(tensor)
 
 
