@@ -125,6 +125,6 @@ def _explained(path: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        failure = OutputError(f"cannot write {shown(path)}: {error.strerror or error}")
+        failure = OutputError(f"cannot write {shown(path)[:400]}: {error.strerror or error}")
         failure.errno = error.errno
         raise failure from error

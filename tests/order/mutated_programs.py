@@ -131,7 +131,7 @@ def ring() -> None:
         assert came is not None
         came.wait()  # orders
         total.add_(coming)
-        sent.wait()  # orders
+        sent.wait()  # orders # harmless: of two ranks both messages are on the one stream of their pair, in order
         mine.copy_(coming)
     total.sum().item()
 

@@ -275,6 +275,6 @@ def _place_assumed(stand_in: float, result: torch.Tensor, memory: DeviceMemory) 
 
 
 def _results(result: Any) -> list[torch.Tensor] | None:
-    """The tensors that a call has given; None: not all of them are plain."""
+    """The tensors that a call has given; None: not all of them are plain, with a storage."""
     flat = [each for each in (result if isinstance(result, list | tuple) else (result,)) if each is not None]
-    return flat if all(type(each) in PLAIN for each in flat) else None
+    return flat if all(type(each) in PLAIN and each.layout is torch.strided for each in flat) else None
