@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
@@ -13,6 +11,8 @@ import torch
 import kernbench
 from kernbench.runtime_api.context import RuntimeContext
 from kernbench.runtime_api.launcher import RankProgram, run_ranks
+from kernbench.trace import Timeline
+from kernbench.trace.report import report_of
 
 SMALL = "--layers 1 --dim 16 --heads 2 --hidden 32 --vocab 64 --limit 8 --tokens 2"
 EAGER, GRAPH = 25.5, 107.0  # tokens/s, published: kernbench/programs/decode.py
@@ -61,24 +61,18 @@ def test_a_cached_decoder_gives_what_attention_over_all_tokens_gives() -> None:
     torch.testing.assert_close(got, expected)
 
 
-def test_what_a_graph_gives_has_the_published_sign_and_size() -> None:
-    """Llama-2 7B on an A100, from one and two of its layers, each in a process of its own."""
-
-    def seconds(arguments: str) -> float:
-        command = (
-            "-m kernbench run --no-data --nproc-per-node 1 --system dgx_a100 -m kernbench.programs.decode --tokens 2"
-        )
-        ended = subprocess.run(
-            [sys.executable, *command.split(), *arguments.split()], capture_output=True, text=True, check=True
-        )
-        took = re.search(r"([\d.]+) ms per token", ended.stdout)
-        assert took is not None
-        return float(took[1]) * 1e-3
-
+def test_what_a_graph_gives_has_the_published_sign_and_size(
+    decode: Callable[..., tuple[float, RuntimeContext]],
+) -> None:
+    """Llama-2 7B on an A100, from one and two of its layers."""
     rates = {}
     for mode in ("", "--graph"):
-        one, two = seconds(f"--layers 1 {mode}"), seconds(f"--layers 2 {mode}")
+        one, _ = decode(f"--layers 1 --tokens 2 {mode}")
+        two, ctx = decode(f"--layers 2 --tokens 2 {mode}")
         rates[mode] = 1 / (one + 31 * (two - one))
+        shares = report_of(Timeline.of(ctx).spans).path_shares
+        if not mode:
+            assert shares["host"] > 3 * shares["compute"]
     assert rates[""] == pytest.approx(EAGER, rel=0.3)
     assert rates["--graph"] == pytest.approx(GRAPH, rel=0.3)
     # what was published with graphs is compiled, too: fewer kernels than the program's, each of which takes 2.5 us at least

@@ -108,7 +108,7 @@ class Survey:
 
 def survey(func: Any, args: Any, kwargs: Any) -> Survey:
     """What matters of the arguments of ``func(*args, **kwargs)``."""
-    found, parts = Survey(), [func]
+    found, parts = Survey(), [func, torch.get_default_dtype()]
     found.look_at(args, parts)
     if kwargs:
         parts += kwargs

@@ -112,7 +112,7 @@ def signature(args: Any, kwargs: Any, hollow: bool, copies: bool) -> tuple[Signa
         hollow: without data, where what is answered by its shape depends on strides, too, and on what is assumed.
         copies: of a copy, whose cost depends on strides.
     """
-    parts: list[Any] = []
+    parts: list[Any] = [torch.get_default_dtype()]  # what factories, and whole numbers with floats, give
     memory = _read(args, parts, None, hollow)
     if copies:
         parts += [each.stride() for each in args if isinstance(each, torch.Tensor)]
