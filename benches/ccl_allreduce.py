@@ -11,8 +11,7 @@ the same on every machine. The exit code is 1 if any value is wrong.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -188,8 +187,12 @@ def command(
         average=_AVERAGES[average],
     )  # fmt: skip
     step = f"{factor}(factor)" if factor is not None else f"{increment}(bytes)"
+    from kernbench.cost.host_speed import one_intra_op_thread  # it imports torch, and help does without
+
+    # The runtime works in blocks that stay in cache. A second thread brings little to those on an idle machine, and on a busy
+    # one the threads wait for each other at the end of every block.
     with (
-        _one_thread(),
+        one_intra_op_thread(),
         simulation.open(NAME, enable_data=plan.check, collective="all_reduce") as ctx,
         ProgressBar(len(plan.cases), NAME) as bar,
     ):
@@ -213,23 +216,6 @@ def command(
             write_file(json_file, json.dumps(report, indent=1) + "\n")
     if not results.ok:
         click_ctx.exit(1)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Let torch compute with one thread meanwhile.
-
-    The runtime works in blocks that stay in cache. A second thread brings little to those on an idle machine, and on a
-    busy one the threads wait for each other at the end of every block.
-    """
-    import torch
-
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)
 
 
 if __name__ == "__main__":

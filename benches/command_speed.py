@@ -38,15 +38,22 @@ COMPLETED = (
 """Command lines, without ``kernbench``, behind which TAB is pressed."""
 
 
-def command_paths(command: click.Command = app, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """The words of each command and group of commands, the outermost's none."""
-    yield path
+def commands(
+    command: click.Command = app, path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Each command and group of commands, by its words; the outermost has none."""
+    yield path, command
     if isinstance(command, click.Group):
         context = click.Context(command)
         for name in command.list_commands(context):
             inner = command.get_command(context, name)
             assert inner is not None
-            yield from command_paths(inner, (*path, name))
+            yield from commands(inner, (*path, name))
+
+
+def command_paths() -> Iterator[tuple[str, ...]]:
+    """The words of each."""
+    return (path for path, _ in commands())
 
 
 def completing(line: str) -> dict[str, str]:

@@ -11,9 +11,9 @@ from typing import Any
 import click
 import torch
 
-from benches.harness.distributed_sides import one_intra_op_thread
 from benches.harness.speed_command import SpeedRun, speed_options
 from benches.harness.turns import Comparison, Outcome, Side, seconds
+from kernbench.cost.host_speed import one_intra_op_thread
 
 NAME = "wide_products"
 SHAPES = {

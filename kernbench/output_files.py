@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kernbench.errors import ConfigError, OutputError
+from kernbench.input_files import shown_path
 
 
 def require_place(path: str | Path, *endings: str, option: str = "") -> str:
@@ -125,6 +126,6 @@ def _explained(path: str | Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        failure = OutputError(f"cannot write {shown(path)[:400]}: {error.strerror or error}")
+        failure = OutputError(f"cannot write {shown_path(shown(path))}: {error.strerror or error}")
         failure.errno = error.errno
         raise failure from error

@@ -9,7 +9,6 @@ without them makes the side raise ImportError.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import json
 import os
@@ -17,7 +16,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from multiprocessing import connection
 from typing import Any, NamedTuple
 
@@ -26,6 +25,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 
 import kernbench
+from kernbench.cost.host_speed import one_intra_op_thread
 
 _registry: Any = torch._C._distributed_c10d
 
@@ -156,17 +156,6 @@ def free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
-
-
-@contextlib.contextmanager
-def one_intra_op_thread() -> Iterator[None]:
-    """As ranks of a simulation and the gloo processes have it."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class GlooProcesses:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from typing import Any
 
 import torch
 
 from kernbench.compiled_operators.operators import Operators
 from kernbench.cost.by_values import CallOperands
-from kernbench.cost.ragged_attention import RaggedAttention
-from kernbench.stand_ins.flash_attn._attention import attend, sequences
+from kernbench.cost.ragged_attention import RaggedAttention, between
 from kernbench.stand_ins.flash_attn._caches import Places
+from kernbench.stand_ins.flash_attn._sequences import attend_cached, attend_packed
 
 Tensor = torch.Tensor
 
@@ -30,15 +30,9 @@ def cached(
 
     Returns the results, and where ``statistics`` are wanted the logarithms of the sums ``[batch, heads, queries]``.
     """
+    how: dict[str, Any] = {"scale": scale, "causal": causal, "window": (left, right), "softcap": softcap}
     places = Places(rows, pages, k.shape[1])
-    found = [
-        attend(
-            q[at, None], *(places.read(each, end, at) for each in (k, v)), scale=scale, causal=causal,
-            window=(left, right), softcap=softcap, statistics=statistics,
-        )
-        for at, end in enumerate((lengths + fresh).tolist())
-    ]  # fmt: skip
-    return _together(q, found, 0)
+    return _both(q, *attend_cached(q, k, v, places, lengths + fresh, statistics=statistics, **how))
 
 
 @operators.shape("cached")
@@ -57,18 +51,8 @@ def packed(
 
     Returns the results, and where ``statistics`` are wanted the logarithms of the sums ``[heads, all queries]``.
     """
-    places = None if pages is None else Places(None, pages, k.shape[1])
-    found = []
-    for at, (begin_q, end_q, begin_k, end_k) in enumerate(sequences(ends_q, ends_k)):
-        keys, values = (
-            each[None, begin_k:end_k] if places is None else places.read(each, end_k - begin_k, at) for each in (k, v)
-        )
-        one, sums = attend(
-            q[None, begin_q:end_q], keys, values, scale=scale, causal=causal, window=(left, right), softcap=softcap,
-            statistics=statistics,
-        )  # fmt: skip
-        found.append((one[0], None if sums is None else sums[0]))
-    return _together(q, found, -1)
+    how: dict[str, Any] = {"scale": scale, "causal": causal, "window": (left, right), "softcap": softcap}
+    return _both(q, *attend_packed(q, k, v, ends_q, ends_k, pages, statistics=statistics, **how))
 
 
 @operators.shape("packed")
@@ -76,9 +60,9 @@ def _of_packed(q: Tensor, statistics: bool) -> tuple[Tensor, Tensor]:
     return torch.empty_like(q), q.new_empty((q.shape[1], q.shape[0]) if statistics else 0, dtype=torch.float32)
 
 
-def _together(q: Tensor, found: list[tuple[Tensor, Tensor | None]], dim: int) -> tuple[Tensor, Tensor]:
-    sums = [each for _, each in found if each is not None]
-    return torch.cat([each for each, _ in found]), torch.cat(sums, dim) if sums else q.new_empty(0, dtype=torch.float32)
+def _both(q: Tensor, out: Tensor, statistics: Tensor | None) -> tuple[Tensor, Tensor]:
+    """An operator gives two tensors: where no statistics are wanted, an empty one."""
+    return out, q.new_empty(0, dtype=torch.float32) if statistics is None else statistics
 
 
 # -- costs ----------------------------------------------------------------------------------------------------------------
@@ -99,12 +83,9 @@ def _cost_of_packed(operands: CallOperands) -> RaggedAttention:
     q, k, ends_q, ends_k, pages = (operands[name] for name in ("q", "k", "ends_q", "ends_k", "pages"))
     count = ends_q.shape[0] - 1
     room = (k.shape[1] * pages.shape[1] if pages is not None else k.shape[0] // max(count, 1)) if count else 0
-    queries = _lengths(ends_q.known) or [q.shape[0] // max(count, 1)] * count
-    return _work(operands, list(zip(queries, _lengths(ends_k.known) or [room] * count, strict=True)))
-
-
-def _lengths(ends: list[int] | None) -> list[int]:
-    return [] if ends is None else [end - begin for begin, end in pairwise(ends)]
+    queries = [q.shape[0] // max(count, 1)] * count if ends_q.known is None else between(ends_q.known)
+    keys = [room] * count if ends_k.known is None else between(ends_k.known)
+    return _work(operands, list(zip(queries, keys, strict=True)))
 
 
 def _work(operands: CallOperands, lengths: list[tuple[int, int]]) -> RaggedAttention:

@@ -74,7 +74,7 @@ class HostSpeed:
 
 def measure_host(passes: int = _PASSES, cold_passes: int = _COLD_PASSES) -> HostSpeed:
     """Time this machine. Takes a second or two of the wall clock; the more passes, the less another load of it matters."""
-    with _one_thread():
+    with one_intra_op_thread():
         work = _Work()
         with torch.no_grad():
             seconds = {
@@ -183,7 +183,8 @@ def _cold(body: Callable[[], object], passes: int) -> float:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_intra_op_thread() -> Iterator[None]:
+    """For the length of a block torch computes with one thread, as in a rank."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:

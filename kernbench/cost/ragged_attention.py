@@ -6,7 +6,9 @@ What it takes depends on the lengths that are live, not on the room that the cac
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from kernbench.cost.attention import attention_estimate, attention_parts
 from kernbench.cost.estimate import Estimate
@@ -14,6 +16,11 @@ from kernbench.cost.generations import generation_of
 from kernbench.cost.work import Cost
 from kernbench.topology.device import DeviceSpec
 from kernbench.topology.dtypes import ITEM_BYTES
+
+
+def between(ends: Sequence[int]) -> list[int]:
+    """The lengths of sequences that lie one after the other, by where they end; the first begins at the first."""
+    return [end - begin for begin, end in pairwise(ends)]
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from math import prod
 from typing import NamedTuple
 
 from kernbench.errors import ConfigError, KernbenchError
+from kernbench.simulation.rank_spans import named, spans
 
 MOST_STEPPED = 1 << 16
 """Transfers up to which collectives among folded ranks are stepped through; larger ones take their closed form."""
@@ -177,7 +178,7 @@ class Folding:
         for members, what in self._asked_for.items():
             if tuple([rank - members[0] for rank in members]) not in self._own:
                 self._required.update(members)
-                self.calls.setdefault(f"{what} is of {_named(members)}, as rank 0 has none: its members run, too")
+                self.calls.setdefault(f"{what} is of {named(members)}, as rank 0 has none: its members run, too")
 
     def need(self, rank: int, members: Sequence[int], what: str) -> None:
         """``rank`` wants something of ``members``, some of which may not run.
@@ -225,8 +226,8 @@ class Folding:
         missing = [each for each in members if each not in self._alive]
         if missing and not self.scouting:
             self.calls.setdefault(
-                f"{what}: {_named(missing)}, not run, {'is' if len(missing) == 1 else 'are'} taken to have the values of "
-                f"{_named(sorted(set(map(self.representative, missing))))}; --ranks runs others, too"
+                f"{what}: {named(missing)}, not run, {'is' if len(missing) == 1 else 'are'} taken to have the values of "
+                f"{named(sorted(set(map(self.representative, missing))))}; --ranks runs others, too"
             )
 
     def _scouted(self, reason: str) -> None:
@@ -236,11 +237,11 @@ class Folding:
 
     def _refused(self, rank: int, missing: Sequence[int], what: str) -> StandInNeededError:
         wanted = sorted({*self.live, *missing})
-        shown = "all" if len(wanted) == self.world else ",".join(_spans(wanted))
+        shown = "all" if len(wanted) == self.world else ",".join(spans(wanted))
         others = "" if shown == "all" else ", or all of them (--ranks all)"
         return StandInNeededError(
-            f"{what} of rank {rank} needs {_named(missing)}, which {'is' if len(missing) == 1 else 'are'} not run: "
-            f"{_named(sorted(set(map(self.representative, missing))))} stands in. Run what is needed: --ranks {shown}{others}"
+            f"{what} of rank {rank} needs {named(missing)}, which {'is' if len(missing) == 1 else 'are'} not run: "
+            f"{named(sorted(set(map(self.representative, missing))))} stands in. Run what is needed: --ranks {shown}{others}"
         )
 
     def _between(self, one: int, other: int) -> Axis:
@@ -319,21 +320,6 @@ class Folding:
         return f"ran {len(self.live)} of {self.world} ranks ({shown}); the others were taken to do what these do" + (
             f", by the program's groups: {axes}" if axes else ""
         )
-
-
-def _spans(ranks: Sequence[int]) -> list[str]:
-    """Ranks in order as ``--ranks`` has them: ``["0", "8-11"]``."""
-    spans: list[list[int]] = []
-    for rank in ranks:
-        if spans and spans[-1][1] == rank - 1:
-            spans[-1][1] = rank
-        else:
-            spans.append([rank, rank])
-    return [str(first) if first == last else f"{first}-{last}" for first, last in spans]
-
-
-def _named(ranks: Sequence[int]) -> str:
-    return ("rank " if len(ranks) == 1 else "ranks ") + ", ".join(_spans(ranks))
 
 
 def _is_block(members: Sequence[int], axes: Iterable[Axis]) -> bool:

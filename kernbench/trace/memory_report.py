@@ -10,8 +10,9 @@ from kernbench.errors import message_of
 from kernbench.memory.ledger import CATEGORIES, Composition
 from kernbench.memory.limits import format_size
 from kernbench.simulation.process_memory import ProcessMemory
+from kernbench.simulation.rank_spans import named
 from kernbench.simulation.simulation import Simulation
-from kernbench.trace.rank_tables import RankRow, runs_of, table_lines
+from kernbench.trace.rank_tables import RankRow, table_lines
 
 _SHORT = {
     "parameters": "params", "gradients": "grads", "optimizer state": "optimizer", "unsharded parameters": "unsharded",
@@ -129,7 +130,7 @@ def _of_each(
     if len(alike) == 1:
         (only,) = alike
         return f"{words(only)}{of_all if only is not None else ''}"
-    return "; ".join(f"{ranks_in_words(numbers)}: {words(each)}" for each, numbers in alike.items())
+    return "; ".join(f"{named(numbers)}: {words(each)}" for each, numbers in alike.items())
 
 
 def _limit(nbytes: int | None) -> str:
@@ -138,12 +139,6 @@ def _limit(nbytes: int | None) -> str:
 
 def _stated(parts: Iterable[tuple[str, int]]) -> str:
     return ", ".join(f"{what} {format_size(nbytes)}" for what, nbytes in parts)
-
-
-def ranks_in_words(ranks: Iterable[int]) -> str:
-    """``"rank 3"``, ``"ranks 0-6, 8"``."""
-    numbers = {*ranks}
-    return f"rank{'s' if len(numbers) > 1 else ''} {runs_of(numbers)}"
 
 
 _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))

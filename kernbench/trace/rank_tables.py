@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
+
+from kernbench.simulation.rank_spans import spans
 
 MOST = 16
 """Ranks that a table shows one by one."""
@@ -65,15 +67,10 @@ def table_lines(rows: Sequence[RankRow], largest: str, smallest: str) -> Iterato
         yield TableLine("...", (f"{others} ranks between these, of {len(kinds) - len(marks)} kinds",))
 
 
-def runs_of(ranks: Iterable[int], most: int | None = None) -> str:
+def runs_of(ranks: Collection[int], most: int | None = None) -> str:
     """``"0-6, 8"``; with more runs than ``most``, the first number and how many more there are: ``"0 and 7 more"``."""
-    numbers = sorted({*ranks})
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][-1] + 1:
-            runs[-1].append(number)
-        else:
-            runs.append([number])
+    runs = spans(ranks)
     if most is not None and len(runs) > most:
-        return f"{numbers[0]} and {len(numbers) - 1} more"
-    return ", ".join(f"{run[0]}-{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+        numbers = {*ranks}
+        return f"{min(numbers)} and {len(numbers) - 1} more"
+    return ", ".join(runs)

@@ -4,7 +4,6 @@ asked for cannot be written."""
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -12,7 +11,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from kernbench.cli import COMMANDS, app
+from benches.command_speed import commands
+from kernbench.cli import COMMANDS
 from tests.reliability.hostile import EXAMPLES, run_hostile_command
 from tests.reliability.test_hostile_files import KERNEL, MANIFEST, PROGRAM, SPACES, SWEEP, TABLES, TUNE
 
@@ -65,20 +65,9 @@ LEFT_OUT = {
 }
 
 
-def _leaves(command: click.Command, name: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
-    if isinstance(command, click.Group):
-        context = click.Context(command)
-        for each in command.list_commands(context):
-            found = command.get_command(context, each)
-            assert found is not None
-            yield from _leaves(found, (*name, each))
-    else:
-        yield name, command
-
-
 OPTIONS = [
     (name, parameter)
-    for name, command in _leaves(app)
+    for name, command in commands()
     for parameter in command.params
     if name in PLACES and parameter.name not in LEFT_OUT
 ]

@@ -16,7 +16,8 @@ import kernbench
 from kernbench.html_report.page import read_page
 from kernbench.memory.limits import format_size
 from kernbench.simulation.locations import Location
-from kernbench.trace.memory_report import notes_that_python_hides, ranks_in_words
+from kernbench.simulation.rank_spans import named
+from kernbench.trace.memory_report import notes_that_python_hides
 
 MIB = 1 << 20
 
@@ -119,7 +120,7 @@ def test_lines_elsewhere_have_their_whole_path(tmp_path: Path, monkeypatch: pyte
     [([3], "rank 3"), ([8, 0, 1, 2], "ranks 0-2, 8"), (range(4), "ranks 0-3"), ([1, 3, 3], "ranks 1, 3")],
 )
 def test_ranks_in_words(ranks: Sequence[int], words: str) -> None:
-    assert ranks_in_words(ranks) == words
+    assert named(ranks) == words
 
 
 FAILS = """\

@@ -14,8 +14,9 @@ import torch
 
 from kernbench.compiled_operators.operators import Operators
 from kernbench.cost.by_values import CallOperands, SeenOperand
-from kernbench.cost.ragged_attention import RaggedAttention
+from kernbench.cost.ragged_attention import RaggedAttention, between
 from kernbench.cost.work import LEAST
+from kernbench.stand_ins.flash_attn._attention import attend as attend_one
 
 Tensor = torch.Tensor
 
@@ -59,34 +60,19 @@ def attend(
 
 
 def _one(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    causal: bool,
-    window: tuple[int, int],
-    softcap: float,
+    q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool, window: tuple[int, int], softcap: float,
     sinks: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Of one sequence: ``[queries, heads, size]``, and sums ``[heads, queries]``."""
-    shared = q.shape[1] // k.shape[1]
-    k, v = (each.repeat_interleave(shared, 1) for each in (k, v))
-    scores = torch.einsum("qhd,khd->hqk", q, k) * scale
-    if softcap:
-        scores = softcap * torch.tanh(scores / softcap)
-    left, right = window[0], 0 if causal else window[1]
-    distance = torch.arange(len(k)) - (torch.arange(len(q))[:, None] + len(k) - len(q))
-    hidden = torch.zeros_like(distance, dtype=torch.bool)
-    if left >= 0:
-        hidden |= distance < -left
-    if right >= 0:
-        hidden |= distance > right
-    scores = scores.masked_fill(hidden, -math.inf)
-    sums = scores.logsumexp(-1)
-    if sinks is not None:
-        sums = torch.logaddexp(sums, sinks.float()[:, None])
-    shares = torch.where(sums[..., None] > -math.inf, (scores - sums[..., None]).exp(), 0)
-    return torch.einsum("hqk,khd->qhd", shares, v), sums
+    (out,), sums = attend_one(
+        q[None], k[None], v[None], scale=scale, causal=causal, window=window, softcap=softcap, statistics=True
+    )
+    assert sums is not None
+    if sinks is None:
+        return out, sums[0]
+    together = torch.logaddexp(sums[0], sinks.float()[:, None])
+    share = torch.where(together > -math.inf, (sums[0] - together).exp(), 0)
+    return out * share.T[..., None], together
 
 
 def _refuse(name: str, **given: object) -> None:
@@ -196,7 +182,7 @@ def _queries(operands: CallOperands) -> list[int]:
     if known is None:
         count = ends.shape[0] - 1
         return [q.shape[0] // max(count, 1)] * count
-    return [end - begin for begin, end in pairwise(known)]
+    return between(known)
 
 
 def _keys(operands: CallOperands, pages: SeenOperand | None) -> list[int]:
@@ -205,7 +191,7 @@ def _keys(operands: CallOperands, pages: SeenOperand | None) -> list[int]:
         return list(lengths.known)
     count = len(_queries(operands))
     if pages is None and ends is not None and ends.known is not None:
-        return [end - begin for begin, end in pairwise(ends.known)]
+        return between(ends.known)
     room = k.shape[0] if pages is None and ends is not None else k.shape[1] * (1 if pages is None else pages.shape[1])
     most = operands["max_seqlen_k"]
     return [room if most is None else min(most, room)] * count

@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from ._attention import Tensor, Window, attend, sequences, slopes_of
+from ._attention import Tensor, Window, attend
 from ._caches import Places
 from ._passes import backward_pass, forward_pass, varlen_backward_pass, varlen_forward_pass
+from ._sequences import attend_cached, attend_packed
 
 _NO_WINDOW = (-1, -1)
 
@@ -80,19 +81,10 @@ def flash_attn_varlen_func(
             return_attn_probs,
         )  # fmt: skip
         return _given(out, sums if return_attn_probs else None)
-    places = None if block_table is None else Places(None, block_table, k.shape[1])
-    found = []
-    for at, (begin_q, end_q, begin_k, end_k) in enumerate(sequences(cu_seqlens_q, cu_seqlens_k)):
-        keys, values = (
-            each[None, begin_k:end_k] if places is None else places.read(each, end_k - begin_k, at) for each in (k, v)
-        )
-        found.append(attend(
-            q[None, begin_q:end_q], keys, values, dropout=dropout_p, scale=softmax_scale, causal=causal,
-            window=window_size, softcap=softcap, alibi=slopes_of(alibi_slopes, at), statistics=return_attn_probs,
-        ))  # fmt: skip
-    out = torch.cat([each[0] for each, _ in found])
-    statistics = [each[0] for _, each in found if each is not None]
-    return _given(out, torch.cat(statistics, dim=-1) if statistics else None)
+    return _given(*attend_packed(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, block_table, alibi_slopes, dropout=dropout_p, scale=softmax_scale,
+        causal=causal, window=window_size, softcap=softcap, statistics=return_attn_probs,
+    ))  # fmt: skip
 
 
 def flash_attn_varlen_qkvpacked_func(
@@ -151,12 +143,7 @@ def flash_attn_with_kvcache(
     }  # fmt: skip
     if q.is_cuda and torch.cuda.is_current_stream_capturing():
         keys, values = (places.read(each, capacity) for each in (k_cache, v_cache))
-        found = [attend(q, keys, values, alibi=alibi_slopes, lengths=lengths + fresh, **given)]
+        out, statistics = attend(q, keys, values, alibi=alibi_slopes, lengths=lengths + fresh, **given)
     else:
-        found = []
-        for at, end in enumerate((lengths + fresh).tolist()):
-            keys, values = (places.read(each, end, at) for each in (k_cache, v_cache))
-            found.append(attend(q[at, None], keys, values, alibi=slopes_of(alibi_slopes, at), **given))
-    out = torch.cat([each for each, _ in found])
-    statistics = [each for _, each in found if each is not None]
-    return (out, torch.cat(statistics)) if statistics else out
+        out, statistics = attend_cached(q, k_cache, v_cache, places, lengths + fresh, alibi_slopes, **given)
+    return out if statistics is None else (out, statistics)
