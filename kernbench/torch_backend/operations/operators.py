@@ -50,6 +50,7 @@ RELIES_ON = (
     Reliance("torch._ops.OpOverload", "other callables are no operations of one kind, and have no schema", has=("name",)),
     Reliance("torch._ops.HigherOrderOperator", "its functions of Python are found by dispatch key", has=("name", "py_impl"),
              holds=lambda kind: hasattr(torch.ops.higher_order.cond, "py_kernels")),
+    Reliance("torch._C", "torch.backends asks it what products of fp32 are computed in", has=("_get_fp32_precision_getter",)),
     Reliance("torch._C", "a custom operator goes on below autograd, to the kernel of the GPU where it has one", has=(
         "DispatchKey", "DispatchKeySet", "_dispatch_keys", "_after_ADInplaceOrView_keyset",
         "_dispatch_has_kernel_for_dispatch_key",

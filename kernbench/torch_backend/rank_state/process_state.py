@@ -57,6 +57,9 @@ RELIES_ON = (
     Reliance("torch._C", "torch.backends.cuda asks these which attention is enabled", has=(
         "_get_flash_sdp_enabled", "_get_math_sdp_enabled", "_get_mem_efficient_sdp_enabled", "_get_cudnn_sdp_enabled",
     )),
+    Reliance("torch._C", "torch.backends asks these what products of fp32 are computed in", has=(
+        "_get_fp32_precision_getter", "_set_fp32_precision_setter",
+    )),
     Reliance("torch.distributed", "the debug level is read and changed by these", has=(
         "get_debug_level", "set_debug_level", "set_debug_level_from_env",
     )),
