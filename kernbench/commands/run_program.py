@@ -14,7 +14,7 @@ import click
 
 from kernbench.commands.report_option import LIVE
 from kernbench.commands.run_command import RankCommand, found
-from kernbench.commands.run_failures import ShownFailures
+from kernbench.commands.run_failures import ShownFailures, status_of
 from kernbench.commands.steps_options import StepsOptions
 from kernbench.commands.torchrun_options import DASHES
 from kernbench.defaults import FOLDED_ABOVE
@@ -215,7 +215,9 @@ def run(
         if reports:
             outputs.write(asked.write_report, ctx, report_file, program, args, errors, live)
         outputs.write(asked.write_json, ctx, program, args, errors)
-    ends_with = (code if starter is not None else 1 if errors or races_found else 0) or outputs.failed
+    ends_with = (
+        code if starter is not None else (status_of(errors) or 1) if errors or races_found else 0
+    ) or outputs.failed
     if signalled is not None:
         click.echo(f"kernbench: {ctx.simulation.interrupted} has ended the run", err=True)
         ends_with = signalled.exit_code

@@ -98,7 +98,7 @@ def test_use_of_memory_to_the_byte(enable_data: bool) -> None:
             f"DistributedDataParallel.module.{layer}": 4 * PARAMETERS // 2 for layer in (0, 2)
         }
         assert each.peak_reserved == 4 * MIB  # two small segments of 2 MiB
-    assert len(lines) == 5
+    assert len(lines) == 9
     assert "NCCL buffers 224.00 MiB" in lines[-1]
 
 
@@ -356,7 +356,7 @@ def test_the_report_of_a_failure() -> None:
     }  # fmt: skip
     assert report.composition.total == report.allocated
     text = str(report)
-    assert text.splitlines()[0].startswith("out of memory on rank 0 in step 2: aten::mm at ")
+    assert text.splitlines()[0].startswith("out of memory on rank 0 in step 3: aten::mm at ")
     assert f"asked for 64.00 MiB, which takes 64.00 MiB; {report.room / MIB:.2f} MiB left of 190.73 MiB allowed" in text
     share = 1 - report.missing / (128 * MIB + 512)
     assert (

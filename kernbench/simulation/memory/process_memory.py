@@ -178,7 +178,8 @@ class ProcessMemory:
         events.append(entry)
         if allocator.allocated > ledger.peak:
             ledger.reach(allocator.allocated)
-            ledger.peak_time, ledger.peak_step, ledger.peak_place = entry[3], host.step, place
+            ledger.peak_time, ledger.peak_step = entry[3], host.step
+            ledger.peak_place = place or location_of(sys._getframe(1))
             self._noticeable = ledger.peak >> _PLACED_SHARE
         elif len(events) >= KEPT:
             ledger.forget()

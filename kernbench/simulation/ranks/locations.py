@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 import torch
 
-_PACKAGE = os.path.join(os.path.abspath(sys.modules["kernbench"].__path__[0]), "")
+from kernbench.own_files import is_own
+
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
-_PROGRAMS = os.path.join(_PACKAGE, "programs") + os.sep
 _OTHERS = (
     os.sep + "greenlet" + os.sep, os.sep + "typing_extensions.py", os.sep + "contextlib.py", "<frozen ", "<string>",
 )  # fmt: skip
@@ -69,8 +69,7 @@ class _UsersFiles(dict[str, bool]):
     """File name -> whether it is the user's, found out at the first look."""
 
     def __missing__(self, filename: str) -> bool:
-        ours = filename.startswith((_PACKAGE, _TORCH)) and not filename.startswith(_PROGRAMS)
-        found = not (ours or any(part in filename for part in _OTHERS))
+        found = not (is_own(filename) or filename.startswith(_TORCH) or any(part in filename for part in _OTHERS))
         self[filename] = found
         return found
 
@@ -81,11 +80,6 @@ _is_users = _UsersFiles()
 def is_users(filename: str) -> bool:
     """Whether a file belongs neither to kernbench nor to torch."""
     return _is_users[filename]
-
-
-def is_simulators(filename: str) -> bool:
-    """Whether a file is kernbench's own."""
-    return filename.startswith(_PACKAGE)
 
 
 @cache

@@ -25,7 +25,7 @@ MODULE = "torch._dynamo"
 
 _PACKAGE, _FOLDER = __name__.partition(".")[0], Path(__file__).parents[2]
 
-_TRACED = frozenset({"programs", "stand_ins", "testing", "tp"})
+_TRACED = frozenset({"benches", "programs", "stand_ins", "testing", "tp"})
 """Parts of kernbench that are programs of ranks, or called by them as other packages are. All others run below them."""
 
 _LIMITS = ("recompile_limit", "accumulated_recompile_limit")

@@ -13,8 +13,8 @@ import torch
 from kernbench.memory.history import AllocationHistory, Frames, segments_of
 from kernbench.memory.ledger import Entry
 from kernbench.memory.settings import AllocatorSettings
+from kernbench.own_files import is_own
 from kernbench.simulation.memory.process_memory import ProcessMemory
-from kernbench.simulation.ranks.locations import is_simulators
 from kernbench.torch_backend.gpu.device.devices import bound_devices
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance, fit
@@ -109,7 +109,7 @@ def _frames() -> Frames:
     frame = sys._getframe(2)
     while frame is not None:
         code = frame.f_code
-        if not is_simulators(code.co_filename):
+        if not is_own(code.co_filename):
             found.append({"filename": code.co_filename, "name": code.co_name, "line": frame.f_lineno})
         frame = frame.f_back  # type: ignore[assignment]
     return found
