@@ -157,6 +157,8 @@ def _forget_modules(finders: Iterable[Any], before: set[str]) -> None:
         elif isinstance(each, PackageFinder):
             packages.add(each.name)
         else:
-            compiled |= set(each.stand_in.compiled) - before
+            compiled |= {*each.stand_in.compiled, *each.stand_in.bound} - before
+            if each.stand_in.around and each.name not in before:  # its modules keep what they asked of one simulation
+                packages.add(each.name)
     for loaded in [each for each in sys.modules if each.partition(".")[0] in packages or each in compiled]:
         del sys.modules[loaded]

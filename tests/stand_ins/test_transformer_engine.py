@@ -420,15 +420,18 @@ def test_packed_sequences_over_ranks():
     assert order[:, 0, 0].tolist() == [0, 3, 4, 5, 10, 11, 1, 2, 6, 7, 8, 9]
     torch.testing.assert_close(tex.thd_cp_rank_order_to_sequence_order(order, ends, 2, 12), x)
     lse, step = torch.randn(2, 12), torch.randn(2, 6)
-    expected = lse.clone()
+    expected, old = lse.clone(), lse.clone()
     expected[:, [2, 3, 8, 9, 10, 11]] = torch.logaddexp(expected[:, [2, 3, 8, 9, 10, 11]], step)
     torch.testing.assert_close(tex.thd_read_second_half_lse(lse, ends, True, 6), lse[:, [2, 3, 8, 9, 10, 11]])
     tex.thd_second_half_lse_correction(lse, step, ends, True)
     torch.testing.assert_close(lse, expected)
-    out, part = torch.zeros(12, 2, 3), torch.randn(6, 2, 3)
-    tex.thd_out_correction(out, part, lse, step, ends, True, True)
-    share = torch.exp(step - lse[:, [2, 3, 8, 9, 10, 11]]).t()[..., None]
-    torch.testing.assert_close(out[[2, 3, 8, 9, 10, 11]], part * share)
+    out, part, rows = torch.randn(12, 2, 3), torch.randn(6, 2, 3), [2, 3, 8, 9, 10, 11]
+    before = out.clone()
+    tex.thd_out_correction(out, part, old, lse, step, ends, True, True)
+    first, second = (torch.exp(each - lse[:, rows]).t()[..., None] for each in (old[:, rows], step))
+    torch.testing.assert_close(first + second, torch.ones_like(first))
+    torch.testing.assert_close(out[rows], before[rows] * first + part * second)
+    torch.testing.assert_close(out[[0, 1, 4, 5, 6, 7]], before[[0, 1, 4, 5, 6, 7]])
     grad = torch.ones(12, 2, 3)
     tex.thd_grad_correction(grad, part, ends, "none", "add")
     torch.testing.assert_close(grad[[2, 3, 8, 9, 10, 11]], 1 + part)

@@ -76,29 +76,30 @@ def thd_second_half_lse_correction(lse: Tensor, lse_per_step: Tensor, cu_seqlens
 
 
 @kernel(
-    "correct_result(Tensor! out, Tensor step, Tensor lse, Tensor lse_step, Tensor ends, bool second, bool packed)",
-    "out", "step", "step", "lse_step",
+    """correct_result(Tensor! out, Tensor step, Tensor old, Tensor lse, Tensor lse_step, Tensor ends, bool second, bool packed)""",
+    "out", "out", "step", "lse_step",
 )  # fmt: skip
 def _correct_result(
-    out: Tensor, step: Tensor, lse: Tensor, lse_step: Tensor, ends: Tensor, second: bool, packed: bool
+    out: Tensor, step: Tensor, old: Tensor, lse: Tensor, lse_step: Tensor, ends: Tensor, second: bool, packed: bool
 ) -> None:
     for at, (begin, end) in enumerate(_bounds(ends)):
         length = (end - begin) // 2 if second else end - begin
         first = begin + (end - begin) // 2 if second else begin
         of_step = begin // 2 if second else begin
-        whole = lse[:, first : first + length] if packed else lse[at, :, first - begin : first - begin + length]
-        part = _of_sequence(lse_step, at, of_step, length, packed)
-        factor = torch.exp(part.float() - whole.float()).nan_to_num(0.0).t()[..., None]
+        here = slice(first, first + length) if packed else slice(first - begin, first - begin + length)
+        whole, before = ((each[:, here] if packed else each[at, :, here]).float() for each in (lse, old))
+        part = _of_sequence(lse_step, at, of_step, length, packed).float()
+        shares = [torch.exp(each - whole).nan_to_num(0.0).t()[..., None] for each in (before, part)]
         into = out[first : first + length]
-        into.copy_(into.float() + step[of_step : of_step + length].float() * factor)
+        into.copy_(into.float() * shares[0] + step[of_step : of_step + length].float() * shares[1])
 
 
 def thd_out_correction(
-    out: Tensor, out_per_step: Tensor, lse: Tensor, lse_per_step: Tensor, cu_seqlens: Tensor, only_second_half: bool,
-    lse_packed: bool,
+    out: Tensor, out_per_step: Tensor, old_lse: Tensor, lse: Tensor, lse_per_step: Tensor, cu_seqlens: Tensor,
+    only_second_half: bool, lse_packed: bool,
 ) -> None:  # fmt: skip
-    """Add a step's result, times its share of the sums."""
-    launch("correct_result", out, out_per_step, lse, lse_per_step, cu_seqlens, only_second_half, lse_packed)
+    """The result so far and that of a step, times the shares that each has of the sums: ``exp(its sums - all sums)``."""
+    launch("correct_result", out, out_per_step, old_lse, lse, lse_per_step, cu_seqlens, only_second_half, lse_packed)
 
 
 @kernel("correct_gradient(Tensor! grad, Tensor step, Tensor ends, str first, str second)", "grad", "step", "step")
@@ -111,6 +112,9 @@ def _correct_gradient(grad: Tensor, step: Tensor, ends: Tensor, first: str, seco
             if how == "none":
                 continue
             into = grad.narrow(axis, begin + half * length, length)
+            if how == "zero":
+                into.zero_()
+                continue
             source = step.narrow(axis, begin + half * length if whole else begin // 2, length)
             into.copy_(source if how == "copy" else into.float() + source.float())
 
@@ -118,7 +122,7 @@ def _correct_gradient(grad: Tensor, step: Tensor, ends: Tensor, first: str, seco
 def thd_grad_correction(
     grad: Tensor, grad_per_step: Tensor, cu_seqlens: Tensor, first_half: str, second_half: str
 ) -> None:
-    """What becomes of each half of the sequences: a step's gradient is added, copied, or (``"none"``) left."""
+    """What becomes of each half of the sequences: a step's gradient is added or copied, it becomes zero, or (``"none"``) is left."""
     launch("correct_gradient", grad, grad_per_step, cu_seqlens, first_half, second_half)
 
 
