@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any
 
 from kernbench.cost.gemm import gemm_time, kernels_of
 from kernbench.cost.grouped import grouped_gemm_time
@@ -21,7 +22,8 @@ class MatrixWork:
         dtype, out_dtype: of the operands (``"bf16"``), of the results.
         accumulate: results are added to what was there.
         exact: of eight bits: sums are kept in 32 bits throughout.
-        grouped: they follow one another without gaps, each with operands of its own.
+        grouped: they follow one another, each with operands of its own.
+        issue: seconds that such a product takes at least, where each is a launch of its own.
     """
 
     products: tuple[tuple[int, int, int], ...]
@@ -30,6 +32,7 @@ class MatrixWork:
     accumulate: bool = False
     exact: bool = False
     grouped: bool = False
+    issue: float = 0.0
 
     matrix = True
 
@@ -49,9 +52,11 @@ class MatrixWork:
         seconds = low = high = 0.0
         limit = "launch"
         for (m, n, k), count in Counter(each for each in self.products if min(each)).items():
-            time = grouped_gemm_time if self.grouped else gemm_time
-            sizes = (count, m, n, k) if self.grouped else (m, n, k)
-            found = time(device, *sizes, dtype=self.dtype, out_dtype=self.out_dtype, accumulate=self.accumulate)
+            how: dict[str, Any] = {"dtype": self.dtype, "out_dtype": self.out_dtype, "accumulate": self.accumulate}
+            if self.grouped:
+                found = grouped_gemm_time(device, count, m, n, k, **how, issue=self.issue)
+            else:
+                found = gemm_time(device, m, n, k, **how)
             part = Cost.on_stream(found, device, kind="gemm", nbytes=0)
             factor = 1.0 if self.grouped else float(count)
             factor *= kernels_of(device).exact_sums if self.exact and found.algorithm == "compute" else 1

@@ -223,3 +223,67 @@ def test_the_list(package: str, reference: str, monkeypatch: pytest.MonkeyPatch)
     assert [line for line in shown if line.startswith("  ")] == [
         "  vc scale_rows", "  -- strange", "  -- total", "  -- unknown.out", "  v- version", "  -- widened",
     ]  # fmt: skip
+
+
+def test_compiled_modules_of_functions_and_python_that_loads_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "kernbench_test_bound"
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "__init__.py").write_text("from . import loader\nimport kernbench_test_bound_cuda as cuda\n")
+    (folder / "loader.py").write_text(
+        "import os\nbuilding = os.environ['KERNBENCH_TEST_BUILDING']\ndef load(): raise OSError\n"
+    )
+    (tmp_path / "kernbench_test_bound_stand_in.py").write_text(
+        """
+import contextlib
+import os
+
+import torch
+
+from kernbench.compiled_operators import Operators
+from kernbench.stand_ins import StandIn
+
+operators = Operators("kernbench_test_bound", schemas=["doubled(Tensor x, Tensor! out) -> ()"])
+
+
+@operators.value
+def doubled(x, out):
+    out.copy_(2 * x)
+
+
+def twice(x):
+    out = torch.empty_like(x)
+    torch.ops.kernbench_test_bound.doubled(x, out)
+    return out
+
+
+NAMES = {"twice": twice}
+
+
+@contextlib.contextmanager
+def within(module):
+    os.environ["KERNBENCH_TEST_BUILDING"] = "1"
+    yield
+    del os.environ["KERNBENCH_TEST_BUILDING"]
+    module.load = lambda: "loaded"
+
+
+stand_in = StandIn(
+    "kernbench_test_bound", "1.0", bound={"kernbench_test_bound_cuda": "kernbench_test_bound_stand_in"},
+    around={"kernbench_test_bound.loader": "kernbench_test_bound_stand_in:within"},
+)
+"""
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with standing_in(["kernbench_test_bound_stand_in:stand_in"]):
+
+        def worker(rank: int) -> None:
+            package = importlib.import_module(name)
+            assert (package.loader.building, package.loader.load()) == ("1", "loaded")
+            assert package.cuda.twice(torch.ones(3, device="cuda")).tolist() == [2.0, 2.0, 2.0]
+
+        with kernbench.simulate("dgx_h100") as ctx:
+            ctx.multiprocessing.spawn(worker, nprocs=2)
+    assert not [each for each in sys.modules if each in (name, f"{name}.loader", f"{name}_cuda")]

@@ -76,7 +76,8 @@ def thd_second_half_lse_correction(lse: Tensor, lse_per_step: Tensor, cu_seqlens
 
 
 @kernel(
-    """correct_result(Tensor! out, Tensor step, Tensor old, Tensor lse, Tensor lse_step, Tensor ends, bool second, bool packed)""",
+    """correct_result(Tensor! out, Tensor step, Tensor old, Tensor lse, Tensor lse_step, Tensor ends, bool second, bool
+    packed)""",
     "out", "out", "step", "lse_step",
 )  # fmt: skip
 def _correct_result(
@@ -122,7 +123,8 @@ def _correct_gradient(grad: Tensor, step: Tensor, ends: Tensor, first: str, seco
 def thd_grad_correction(
     grad: Tensor, grad_per_step: Tensor, cu_seqlens: Tensor, first_half: str, second_half: str
 ) -> None:
-    """What becomes of each half of the sequences: a step's gradient is added or copied, it becomes zero, or (``"none"``) is left."""
+    """What becomes of each half of the sequences: a step's gradient is added or copied, it becomes zero, or
+    (``"none"``) is left."""
     launch("correct_gradient", grad, grad_per_step, cu_seqlens, first_half, second_half)
 
 
