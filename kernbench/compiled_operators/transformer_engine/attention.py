@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kernbench.compiled_operators.transformer_engine.attention_values import Call, gradients, result_of
+from kernbench.compiled_operators.transformer_engine.attention_values import AttentionCall, gradients, result_of
 from kernbench.compiled_operators.transformer_engine.kernels import kernel, launch
 from kernbench.compiled_operators.transformer_engine.names import NVTE_Fused_Attn_Backend
 from kernbench.cost.by_values import CallOperands
@@ -73,7 +73,7 @@ def _attention_fwd(
     scale: float, dropout: float, format_q: str, format_kv: str, bias_type: int, mask: int, softmax: int, left: int,
     right: int, bottom_right: bool, max_q: int, max_kv: int,
 ) -> None:  # fmt: skip
-    call = Call(
+    call = AttentionCall(
         q, k, v, ends_q, ends_kv, starts_q, starts_kv, bias, offset, rng, scale, dropout, format_q, format_kv, bias_type,
         mask, softmax, left, right, bottom_right,
     )  # fmt: skip
@@ -93,7 +93,7 @@ def _attention_bwd(
     format_dkv: str, scale: float, dropout: float, format_q: str, format_kv: str, bias_type: int, mask: int, softmax: int,
     left: int, right: int, bottom_right: bool, max_q: int, max_kv: int,
 ) -> None:  # fmt: skip
-    call = Call(
+    call = AttentionCall(
         q, k, v, ends_q, ends_kv, starts_q, starts_kv, bias, offset, rng, scale, dropout, format_q, format_kv, bias_type,
         mask, softmax, left, right, bottom_right,
     )  # fmt: skip

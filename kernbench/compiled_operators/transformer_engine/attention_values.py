@@ -16,7 +16,7 @@ _PADDED, _CAUSAL, _AT_THE_END = {1, 3, 5}, {2, 3, 4, 5}, {4, 5}
 
 
 @dataclass(frozen=True)
-class Call:
+class AttentionCall:
     """What a call is given; as of the kernels."""
 
     q: Tensor
@@ -42,7 +42,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Sequence:
+class PackedSequence:
     """One of a call: its place in the batch, its first token (of packed ones) and its length, of queries and of keys."""
 
     at: int
@@ -52,7 +52,7 @@ class Sequence:
     keys: int
 
 
-def _sequences(call: Call) -> Iterator[Sequence]:
+def _sequences(call: AttentionCall) -> Iterator[PackedSequence]:
     sides = []
     for tensor, form, ends, starts in (
         (call.q, call.format_q, call.ends_q, call.starts_q), (call.k, call.format_kv, call.ends_kv, call.starts_kv),
@@ -64,7 +64,7 @@ def _sequences(call: Call) -> Iterator[Sequence]:
             whole, batch = tensor.shape[form.index("s")], tensor.shape[form.index("b")]
             sides.append([(0, each) for each in lengths] if call.mask in _PADDED else [(0, whole)] * batch)
     for at, ((first_q, queries), (first_kv, keys)) in enumerate(zip(*sides, strict=True)):
-        yield Sequence(at, first_q, queries, first_kv, keys)
+        yield PackedSequence(at, first_q, queries, first_kv, keys)
 
 
 def _part(tensor: Tensor, form: str, at: int, first: int, length: int) -> Tensor:
@@ -76,22 +76,22 @@ def _part(tensor: Tensor, form: str, at: int, first: int, length: int) -> Tensor
     return one.narrow(rest.index("s"), 0, length).permute(rest.index("h"), rest.index("s"), rest.index("d"))
 
 
-def _queries(tensor: Tensor, form: str, one: Sequence) -> Tensor:
+def _queries(tensor: Tensor, form: str, one: PackedSequence) -> Tensor:
     return _part(tensor, form, one.at, one.first_q, one.queries)
 
 
-def _keys(tensor: Tensor, form: str, one: Sequence) -> Tensor:
+def _keys(tensor: Tensor, form: str, one: PackedSequence) -> Tensor:
     return _part(tensor, form, one.at, one.first_kv, one.keys)
 
 
-def _statistics(tensor: Tensor, one: Sequence, packed: bool) -> Tensor:
+def _statistics(tensor: Tensor, one: PackedSequence, packed: bool) -> Tensor:
     """A view ``[heads, queries]`` of sums, or of largest scores."""
     if packed and tensor.dim() == 3:
         return tensor[one.first_q : one.first_q + one.queries, :, 0].t()
     return tensor[one.at, :, : one.queries, 0]
 
 
-def _seen(call: Call, queries: int, keys: int) -> tuple[Tensor, Tensor]:
+def _seen(call: AttentionCall, queries: int, keys: int) -> tuple[Tensor, Tensor]:
     """Which keys a query sees, and how far behind it they are, ``[queries, keys]``."""
     shift = keys - queries if call.bottom_right or call.mask in _AT_THE_END else 0
     distance = torch.arange(queries)[:, None] + shift - torch.arange(keys)
@@ -113,7 +113,7 @@ def _slopes(heads: int) -> Tensor:
     return torch.tensor(first + between)
 
 
-def _scores(call: Call, one: Sequence) -> tuple[Tensor, Tensor]:
+def _scores(call: AttentionCall, one: PackedSequence) -> tuple[Tensor, Tensor]:
     """``[heads, queries, keys]``, minus infinity where a key is not seen; and queries."""
     q, k = _queries(call.q, call.format_q, one).float(), _keys(call.k, call.format_kv, one).float()
     k = k.repeat_interleave(q.shape[0] // k.shape[0], 0)
@@ -130,25 +130,25 @@ def _scores(call: Call, one: Sequence) -> tuple[Tensor, Tensor]:
     return scores.masked_fill(~seen, -math.inf), q
 
 
-def _bias(bias: Tensor, one: Sequence) -> Tensor:
+def _bias(bias: Tensor, one: PackedSequence) -> Tensor:
     """Of one sequence, ``[heads or 1, queries, keys]``."""
     return bias[min(one.at, bias.shape[0] - 1), :, : one.queries, : one.keys]
 
 
-def _kept(call: Call, one: Sequence, shape: torch.Size) -> Tensor:
+def _kept(call: AttentionCall, one: PackedSequence, shape: torch.Size) -> Tensor:
     """What dropout leaves, ``1 / (1 - p)`` or zero: the same for both passes, by the state of the generator."""
     generator = torch.Generator().manual_seed((int(call.rng.reshape(-1)[0]) + 0x9E3779B9 * one.at) % (1 << 63))
     return (torch.rand(shape, generator=generator) >= call.dropout) / (1 - call.dropout)
 
 
-def _extra(call: Call, heads: int) -> Tensor | None:
+def _extra(call: AttentionCall, heads: int) -> Tensor | None:
     """A score that counts among the sums and has no value, ``[heads, 1]``."""
     if not call.softmax:
         return None
     return torch.zeros(heads, 1) if call.offset is None else call.offset.float().view(heads, 1)
 
 
-def result_of(call: Call, out: Tensor, sums: Tensor, most: Tensor | None, format_out: str) -> None:
+def result_of(call: AttentionCall, out: Tensor, sums: Tensor, most: Tensor | None, format_out: str) -> None:
     """Writes the result, the logarithms of the sums, and the largest scores where they are wanted."""
     packed = call.format_q == "thd"
     if call.mask in _PADDED or packed:
@@ -176,7 +176,9 @@ def result_of(call: Call, out: Tensor, sums: Tensor, most: Tensor | None, format
 Made = tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]
 
 
-def gradients(call: Call, o: Tensor, do: Tensor, sums: Tensor, formats: tuple[str, str, str, str], made: Made) -> None:
+def gradients(
+    call: AttentionCall, o: Tensor, do: Tensor, sums: Tensor, formats: tuple[str, str, str, str], made: Made
+) -> None:
     """Writes the gradients of queries, keys, values, bias and offsets. ``formats``: of ``o``, ``do``, and the gradients
     of queries and keys."""
     dq, dk, dv, dbias, doffset = made

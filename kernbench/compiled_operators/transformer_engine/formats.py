@@ -21,7 +21,7 @@ Tensor = torch.Tensor
 
 
 @dataclass(frozen=True)
-class Kind:
+class BlockScaling:
     """How one kind is stored.
 
     Attributes:
@@ -41,10 +41,10 @@ class Kind:
 
 
 KINDS = {
-    "tensor": Kind(None, None, True, (False, False), ((1, 1), (1, 1))),
-    "block1": Kind((1, 128), (128, 1), True, (True, False), ((1, 4), (1, 4))),
-    "block2": Kind((128, 128), (128, 128), True, (False, True), ((1, 4), (1, 4))),
-    "mx": Kind((1, 32), (32, 1), False, (False, False), ((128, 4), (4, 128)), powers=True),
+    "tensor": BlockScaling(None, None, True, (False, False), ((1, 1), (1, 1))),
+    "block1": BlockScaling((1, 128), (128, 1), True, (True, False), ((1, 4), (1, 4))),
+    "block2": BlockScaling((128, 128), (128, 128), True, (False, True), ((1, 4), (1, 4))),
+    "mx": BlockScaling((1, 32), (32, 1), False, (False, False), ((128, 4), (4, 128)), powers=True),
 }
 _LARGEST = 3.4028234663852886e38  # of float32
 
@@ -54,7 +54,7 @@ def upwards(size: int, step: int) -> int:
     return -(-size // step) * step
 
 
-def scale_shape(kind: Kind, rows: int, width: int, by_columns: bool) -> tuple[int, int]:
+def scale_shape(kind: BlockScaling, rows: int, width: int, by_columns: bool) -> tuple[int, int]:
     """Of the scales of ``[rows, width]``."""
     block = kind.columns if by_columns else kind.rows
     assert block is not None
@@ -90,7 +90,7 @@ def _blocks(x: Tensor, block: tuple[int, int]) -> Tensor:
 
 
 def encode(
-    x: Tensor, kind: Kind, dtype: torch.dtype, by_columns: bool, powers: bool, epsilon: float
+    x: Tensor, kind: BlockScaling, dtype: torch.dtype, by_columns: bool, powers: bool, epsilon: float
 ) -> tuple[Tensor, Tensor]:
     """Bytes and inverse scales of a matrix in float32, as they are stored, of blocks."""
     block = kind.columns if by_columns else kind.rows
@@ -118,7 +118,7 @@ def exponents_above(x: Tensor) -> Tensor:
     return torch.where(x == 0, torch.zeros_like(exponent), (exponent + 127).clamp(0, 254))
 
 
-def decode(data: Tensor, scales: Tensor, kind: Kind, dtype: torch.dtype, by_columns: bool) -> Tensor:
+def decode(data: Tensor, scales: Tensor, kind: BlockScaling, dtype: torch.dtype, by_columns: bool) -> Tensor:
     """The matrix ``[M, K]`` in float32 of what is stored."""
     transposed = by_columns and kind.transposed
     matrix = data.view(torch.uint8).reshape(data.shape[0], -1) if transposed else data.reshape(-1, data.shape[-1])
@@ -135,7 +135,7 @@ def decode(data: Tensor, scales: Tensor, kind: Kind, dtype: torch.dtype, by_colu
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredOperand:
     """How an operand of a kernel is stored: of a quantized tensor, by rows or by columns; a plain one has no kind."""
 
     kind: str = ""
@@ -146,7 +146,7 @@ class Stored:
         return f"{self.kind}:{int(self.by_columns)}:{self.dtype}"
 
     @classmethod
-    def of(cls, text: str) -> Stored:
+    def of(cls, text: str) -> StoredOperand:
         """From what a kernel is given."""
         kind, by_columns, dtype = text.split(":")
         return cls(kind, bool(int(by_columns)), int(dtype))

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from kernbench.compiled_operators.transformer_engine.activations import CURVES
-from kernbench.compiled_operators.transformer_engine.formats import Stored
+from kernbench.compiled_operators.transformer_engine.formats import StoredOperand
 from kernbench.compiled_operators.transformer_engine.kernels import kernel, launch
 from kernbench.compiled_operators.transformer_engine.names import torch_format
 from kernbench.compiled_operators.transformer_engine.quantizing import quantize, stored
@@ -27,7 +27,7 @@ def _dimensions(a: SeenOperand, out: SeenOperand) -> tuple[int, int, int]:
 
 def _format(a: SeenOperand, how: str) -> str:
     """Of the engine: products of float32 are TF32 (``cublaslt_gemm.cu``: CUBLAS_COMPUTE_32F_FAST_TF32)."""
-    return "fp8" if Stored.of(how).kind else "tf32" if a.format == "fp32" else a.format
+    return "fp8" if StoredOperand.of(how).kind else "tf32" if a.format == "fp32" else a.format
 
 
 def _cost_of_product(operands: CallOperands) -> MatrixWork:
@@ -60,8 +60,8 @@ def _multiplied(
     how_b: str,
     transposed: Sequence[bool],
 ) -> Tensor:
-    first = Stored.of(how_a).matrix(a, scale_a)
-    second = Stored.of(how_b).matrix(b, scale_b)
+    first = StoredOperand.of(how_a).matrix(a, scale_a)
+    second = StoredOperand.of(how_b).matrix(b, scale_b)
     return (second.t() if transposed[1] else second) @ (first.t() if transposed[0] else first)
 
 
@@ -87,7 +87,7 @@ def _product(
             found = CURVES["gelu"][0](found)
     out.copy_(found + beta * out.float() if accumulate else found)
     if bias_grad is not None:
-        bias_grad.copy_(Stored.of(how_b).matrix(b, scale_b).sum(0))
+        bias_grad.copy_(StoredOperand.of(how_b).matrix(b, scale_b).sum(0))
 
 
 @kernel(
@@ -107,7 +107,7 @@ def _grouped_product(
             found = found + bias[at].float()
         result.copy_(found + result.float() if accumulate else found)
         if bias and grad:
-            bias[at].copy_(Stored.of(how_b[at]).matrix(b[at], scales_b[at]).sum(0))
+            bias[at].copy_(StoredOperand.of(how_b[at]).matrix(b[at], scales_b[at]).sum(0))
 
 
 def _width(tensor: Any) -> int:

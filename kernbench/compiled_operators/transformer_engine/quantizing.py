@@ -13,7 +13,14 @@ from typing import Any
 
 import torch
 
-from kernbench.compiled_operators.transformer_engine.formats import KINDS, Stored, cast, encode, scale_of, scale_shape
+from kernbench.compiled_operators.transformer_engine.formats import (
+    KINDS,
+    StoredOperand,
+    cast,
+    encode,
+    scale_of,
+    scale_shape,
+)
 from kernbench.compiled_operators.transformer_engine.kernels import kernel, launch
 from kernbench.compiled_operators.transformer_engine.names import torch_format
 
@@ -41,13 +48,13 @@ def _kind_of_quantizer(quantizer: Any) -> str:
     )
 
 
-def stored(tensor: Any, by_columns: bool = False) -> tuple[Tensor, Tensor | None, Stored]:
+def stored(tensor: Any, by_columns: bool = False) -> tuple[Tensor, Tensor | None, StoredOperand]:
     """Data, scales and how they are stored: by columns where that is wanted and there, else by rows."""
     kind = next((_STORAGES[each.__name__] for each in type(tensor).__mro__ if each.__name__ in _STORAGES), "")
     if not kind:
         if type(tensor).__name__.startswith("NVFP4"):
             raise NotImplementedError("The stand-in for transformer_engine has no NVFP4: use a recipe of eight bits.")
-        return tensor, None, Stored()
+        return tensor, None, StoredOperand()
     if kind == "tensor":
         rows, columns = tensor._data, None if tensor._transpose_invalid else tensor._transpose
         scales = tensor._scale_inv, tensor._scale_inv
@@ -59,7 +66,7 @@ def stored(tensor: Any, by_columns: bool = False) -> tuple[Tensor, Tensor | None
     data = columns if by_columns else rows
     if data is None:
         raise RuntimeError(f"A {type(tensor).__name__} without data was given to a kernel.")
-    return data, scales[by_columns], Stored(kind, by_columns, int(tensor._fp8_dtype))
+    return data, scales[by_columns], StoredOperand(kind, by_columns, int(tensor._fp8_dtype))
 
 
 def _keeps_transposes() -> bool:
@@ -164,7 +171,7 @@ def _quantize_blocks(
 
 @kernel("dequantize(Tensor data, Tensor scales, str how, Tensor! out)", "data", "scales", "out")
 def _dequantize(data: Tensor, scales: Tensor, how: str, out: Tensor) -> None:
-    out.copy_(Stored.of(how).matrix(data, scales).reshape(out.shape))
+    out.copy_(StoredOperand.of(how).matrix(data, scales).reshape(out.shape))
 
 
 @kernel("transpose(Tensor x, Tensor! out)", "x", "out")
