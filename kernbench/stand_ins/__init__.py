@@ -132,9 +132,9 @@ def _require_use(asked: str, stand_in: StandIn) -> None:
 def _finders(stand_in: StandIn | None) -> list[Any]:
     """What finds one stand-in; all of them for None."""
     if stand_in is None:
-        return [AutomaticFinder(), *(CompiledFinder(each, anyway=False) for each in all_of_them() if each.libraries)]
+        return [AutomaticFinder(), *(CompiledFinder(each, anyway=False) for each in all_of_them() if each.compiles)]
     found: list[Any] = [] if stand_in.folder is None else [PackageFinder(stand_in)]
-    return [*found, CompiledFinder(stand_in, anyway=True)] if stand_in.libraries else found
+    return [*found, CompiledFinder(stand_in, anyway=True)] if stand_in.compiles else found
 
 
 def _insert(finders: Iterable[Any]) -> None:

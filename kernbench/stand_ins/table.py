@@ -48,7 +48,12 @@ class StandIn:
     @property
     def libraries(self) -> dict[str, str]:
         """References to all operators, by compiled module or pattern of a library."""
-        return {**self.compiled, **self.loaded, **{name: f"{each}:operators" for name, each in self.bound.items()}}
+        return {**self.compiled, **self.loaded}
+
+    @property
+    def compiles(self) -> bool:
+        """Whether it stands in for anything compiled."""
+        return bool(self.libraries or self.bound)
 
 
 _APEX = "kernbench.compiled_operators.apex"

@@ -218,7 +218,7 @@ def test_the_list(package: str, reference: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(discovery, "installed", lambda group: (point,) if group == table.GROUP else ())
     listed = CliRunner().invoke(command, [], catch_exceptions=False).output
     assert f"{package}._C: 6 operators, 2 with values, 1 with costs" in listed
-    assert "flash_attn     has the functions of 2.8.3; kernbench" in listed
+    assert "flash_attn         has the functions of 2.8.3; kernbench" in listed
     shown = CliRunner().invoke(command, [package], catch_exceptions=False).output.splitlines()
     assert [line for line in shown if line.startswith("  ")] == [
         "  vc scale_rows", "  -- strange", "  -- total", "  -- unknown.out", "  v- version", "  -- widened",
@@ -286,4 +286,6 @@ stand_in = StandIn(
 
         with kernbench.simulate("dgx_h100") as ctx:
             ctx.multiprocessing.spawn(worker, nprocs=2)
+        listed = CliRunner().invoke(command, ["kernbench_test_bound_stand_in:stand_in"], catch_exceptions=False).output
+        assert "kernbench_test_bound_cuda: 1 functions\nkernbench_test_bound_cuda\n  twice\n" in listed
     assert not [each for each in sys.modules if each in (name, f"{name}.loader", f"{name}_cuda")]
