@@ -33,6 +33,7 @@ class StandIn:
             path (``"acme/_C*.so"``).
         bound: for each compiled module that gives functions, not operators (``pybind11``), a module of ours: its ``NAMES`` are
             those that a program imports, and its ``operators``, if there are any, are defined.
+        needs: packages that the package's own Python imports and its wheel does not ask for.
         around: for a module of the package's Python that could not be executed without CUDA a reference to a context manager,
             which is given the module and within which it is executed.
     """
@@ -44,11 +45,18 @@ class StandIn:
     loaded: Mapping[str, str] = field(default_factory=dict)
     bound: Mapping[str, str] = field(default_factory=dict)
     around: Mapping[str, str] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
 
     @property
     def libraries(self) -> dict[str, str]:
         """References to all operators, by compiled module or pattern of a library."""
         return {**self.compiled, **self.loaded}
+
+    @property
+    def command(self) -> str:
+        """What installs the package's own Python, without what is compiled for CUDA."""
+        further = f" {' '.join(self.needs)}" if self.needs else ", and what it imports"
+        return f"pip install --no-deps {self.name}{further}"
 
     @property
     def compiles(self) -> bool:
@@ -76,6 +84,7 @@ SHIPPED = {
         StandIn(
             "transformer_engine", "2.20.2", bound={"transformer_engine_torch": f"{_TE}.extension"},
             around={"transformer_engine.common": f"{_TE}.loading:without_libraries"},
+            needs=("onnxscript", "onnx", "onnx_ir", "ml_dtypes"),
         ),
         StandIn("vllm", "0.33.0", compiled={
             "vllm._C_stable_libtorch": f"{_VLLM}.core:operators",

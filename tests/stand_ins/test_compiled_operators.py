@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 import zlib
 from collections.abc import Iterator
@@ -193,7 +194,9 @@ def test_what_is_not_there_is_an_error() -> None:
     missing = StandIn("kernbench_test_missing", "1", compiled={"kernbench_test_missing._C": "x:y"})
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(table.SHIPPED, missing.name, missing)
-        words = "kernbench_test_missing is not installed, and it stands in for its compiled"
+        words = (
+            "kernbench_test_missing is not installed, and it stands in for compiled modules only: pip install --no-deps"
+        )
         with pytest.raises(ConfigError, match=words), standing_in([missing.name]):
             pass
 
@@ -289,3 +292,16 @@ stand_in = StandIn(
         listed = CliRunner().invoke(command, ["kernbench_test_bound_stand_in:stand_in"], catch_exceptions=False).output
         assert "kernbench_test_bound_cuda: 1 functions\nkernbench_test_bound_cuda\n  twice\n" in listed
     assert not [each for each in sys.modules if each in (name, f"{name}.loader", f"{name}_cuda")]
+
+
+def test_what_to_do_without_the_package_and_without_its_stand_in() -> None:
+    if importlib.util.find_spec("transformer_engine") is None:
+        words = r"pip install --no-deps transformer_engine onnxscript onnx onnx_ir ml_dtypes"
+        with pytest.raises(ConfigError, match=words), standing_in(["transformer_engine"]):
+            pass
+        error = ModuleNotFoundError("No module named 'transformer_engine'", name="transformer_engine")
+        assert "kernbench run --stand-in transformer_engine" in str(advice_for(error))
+    place = "/site-packages/transformer_engine/common/__init__.py"
+    with pytest.raises(RuntimeError) as failed:
+        exec(compile("raise RuntimeError('cudnn shared object not found.')", place, "exec"))
+    assert "--stand-in transformer_engine" in str(advice_for(failed.value))
