@@ -116,9 +116,13 @@ class FlopCounts:
             (call.args, call.kwargs or {}, call.result),
         )  # fmt: skip
         try:
-            return counted_format(name, given), int(formula(*bare_args, **bare_kwargs, out_val=bare_result))
+            return self._format(call, given), int(formula(*bare_args, **bare_kwargs, out_val=bare_result))
         except Exception:  # one that needs values, or does not know these shapes
             return counted_work(self._costs, name, given, made)
+
+    def _format(self, call: OperatorCall, given: Any) -> str:
+        fmt = counted_format(call.operator.name, given)
+        return "tf32" if fmt == "fp32" and call.operator.is_flagged(call.args, call.kwargs) else fmt
 
     def _repeating(self) -> bool:
         """Whether what runs now repeats forward work."""

@@ -104,18 +104,20 @@ NOT_PLANNED = (KeyError, UnplannableError, TypeError, NotImplementedError, Runti
 """What looking up the plan of a call that has none raises."""
 
 
-def signature(args: Any, kwargs: Any, hollow: bool, copies: bool) -> tuple[Signature, DeviceMemory | None]:
+def signature(
+    args: Any, kwargs: Any, hollow: bool, beside: Callable[[Any], list[Any]] | None
+) -> tuple[Signature, DeviceMemory | None]:
     """The signature of a call, and the memory of the GPU that its tensors are on. Raises :class:`UnplannableError`.
 
     Args:
         args, kwargs: of the call.
         hollow: without data, where what is answered by its shape depends on strides, too, and on what is assumed.
-        copies: of a copy, whose cost depends on strides.
+        beside: gives what else the cost depends on: strides of a copy, the precision of a product; None: nothing.
     """
     parts: list[Any] = [torch.get_default_dtype()]  # what factories, and whole numbers with floats, give
     memory = _read(args, parts, None, hollow)
-    if copies:
-        parts += [each.stride() for each in args if isinstance(each, torch.Tensor)]
+    if beside:
+        parts += beside(args)
     if kwargs:
         for name, value in kwargs.items():
             if isinstance(value, torch.Tensor) or (name == "device" and value is not None):
@@ -199,7 +201,7 @@ class Plans:
         if not operator.by_signature:
             return
         try:
-            key, memory = signature(call.args, call.kwargs, self.hollow, operator.copies)
+            key, memory = signature(call.args, call.kwargs, self.hollow, operator.beside)
             hash(key)
         except (UnplannableError, TypeError, NotImplementedError, RuntimeError):
             return

@@ -37,6 +37,10 @@ FLAGS: tuple[tuple[Getter, Setter], ...] = (
     (_C._get_math_sdp_enabled, _SDPA.enable_math_sdp),
     (_C._get_mem_efficient_sdp_enabled, _SDPA.enable_mem_efficient_sdp),
     (_C._get_cudnn_sdp_enabled, _SDPA.enable_cudnn_sdp),
+    (
+        functools.partial(_C._get_fp32_precision_getter, "cuda", "matmul"),
+        functools.partial(_C._set_fp32_precision_setter, "cuda", "matmul"),
+    ),
 )
 """Settings of the process that a rank may change, by how they are read and written."""
 

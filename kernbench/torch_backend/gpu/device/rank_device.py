@@ -235,8 +235,8 @@ class RankDevice:
         *,
         waits: bool = True,
     ) -> None:
-        """A copy from the host (``source``) to a SIP's ``memory``, or (None) to the host, which waits for its stream if it
-        ``waits``.
+        """A copy from the host (``source``) to a SIP's ``memory``, or (None) to the host. If it ``waits``, the host waits for
+        its stream, in either direction: as torch's copies do that are not asked to be ``non_blocking``.
 
         Raises RuntimeError in a capture, if the source is not pinned, as torch does.
         """
@@ -250,9 +250,13 @@ class RankDevice:
         if memory is None:
             if simulation.hooks is not None:
                 simulation.hooks.host_read(outputs[0], "cpu")
-            simulation.host_reads.to_host(self.host.sip, nbytes, waits=waits)
-        else:
-            self.enqueue("host to device", copy_cost(simulation.topology.host_route(self.host.sip, "h2d"), nbytes))
+            simulation.host_reads.to_host(self.host.sip, nbytes, waits=waits, pinned=is_pinned(outputs[0]))
+            return
+        share = 1.0 if source is not None and is_pinned(source) else simulation.topology.device.host_link.pageable
+        route = simulation.topology.host_route(self.host.sip, "h2d")
+        self.enqueue("host to device", copy_cost(route, nbytes, share=share))
+        if waits and self.host.capture is None:
+            simulation.host_reads.finish_stream(self.host.stream)
 
     def peer_copy(self, outputs: Sequence[torch.Tensor], source: DeviceMemory, target: DeviceMemory) -> None:
         """A copy from one SIP's memory to another's, on the links between them; it is on the rank's stream."""
