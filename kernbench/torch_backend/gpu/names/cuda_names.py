@@ -315,8 +315,9 @@ ACCELERATOR_IN_C: dict[str, Any] = each_its_own({
     "_accelerator_synchronizeDevice": synchronize,
     "_accelerator_getStream": streams.current_stream,
     "_accelerator_setStream": streams.set_stream,
+    "_graph_pool_handle": cuda_graphs.graph_pool_handle,
 }, CUDA, ACCELERATOR)  # fmt: skip
-"""Attributes of ``torch._C`` that ``torch.accelerator`` calls."""
+"""Attributes of ``torch._C`` that ``torch.accelerator`` and programs call."""
 
 OF_A_BUILD: dict[str, Any] = each_its_own({
     "_cuda_setStream": streams.set_stream_by_number,
