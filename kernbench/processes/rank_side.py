@@ -30,6 +30,7 @@ from kernbench.simulation.locations import user_location
 from kernbench.simulation.matching import shapes_given
 from kernbench.simulation.messages import CONNECTION, Message, MessageRoute, note_tail
 from kernbench.simulation.process_memory import ProcessMemory
+from kernbench.simulation.requests import EngineStep
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.steps import StepEnd
 from kernbench.simulation.tensors import storage_of
@@ -50,6 +51,7 @@ CROSSES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("scheduler", ("current_rank", "pause")),
     ("drain", ("pending", "until")),
     ("assumptions", ("add", "left_out", "used")),
+    ("requests", ("event", "step")),
     ("", ("wait_on_stream", "limit")),
 )  # fmt: skip
 """Owners of a simulation (attributes of it), and which of their methods a rank's process has of its own: here, those of
@@ -401,6 +403,12 @@ class RankSide(Uplink):
             self.cast("store", key, timeout, name, args, kwargs, self.host.clock)
             return None
         return self.call("store", key, timeout, name, args, kwargs)
+
+    def _requests_event(self, rank: int, name: str, event: str, tokens: int, at: float) -> None:
+        self.cast("request", rank, name, event, tokens, at)
+
+    def _requests_step(self, rank: int, step: EngineStep) -> None:
+        self.cast("engine_step", rank, step)
 
     def _step_ended(self, number: int, end: StepEnd) -> None:
         self.cast("step", number, end.clock, self.numbers(end.tails), end.account.copy())
