@@ -179,7 +179,8 @@ class Engine:
         longest = max(count for _, count, _ in parts), padded or max(cached + count for cached, count, _ in parts)
         whole = (torch.tensor(each) for each in (positions, slots, [end - 1 for end in ends[1:]]))
         small = (torch.tensor(each, dtype=torch.int32) for each in (ends, lengths, table))
-        return Step(*(each.to(self.device, non_blocking=True) for each in (*whole, *small)), longest)
+        moved = [each.to(self.device, non_blocking=True) for each in (*whole, *small)]
+        return Step(moved[0], moved[1], moved[2], moved[3], moved[4], moved[5], longest)
 
     def _run(self, tokens: list[int], step: Step) -> Tensor:
         found: Tensor = self.model(torch.tensor(tokens).to(self.device, non_blocking=True), step, self.cache)
