@@ -31,6 +31,8 @@ class StandIn:
             ``"file.py:object"``, to the :class:`kernbench.compiled_operators.Operators` that it is said to define.
         loaded: the same for libraries that the package gives to ``torch.ops.load_library``, by a pattern of the end of their
             path (``"acme/_C*.so"``).
+        observed: for a module of the package a reference to a function, which is given the module when it has been imported:
+            what tells the simulation of what the package does (:func:`kernbench.report_request`).
     """
 
     name: str
@@ -38,6 +40,7 @@ class StandIn:
     folder: Path | None = None
     compiled: Mapping[str, str] = field(default_factory=dict)
     loaded: Mapping[str, str] = field(default_factory=dict)
+    observed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def libraries(self) -> dict[str, str]:
@@ -61,6 +64,9 @@ SHIPPED = {
             "vllm._moe_C_stable_libtorch": f"{_VLLM}.experts:operators",
             "vllm.vllm_flash_attn._vllm_fa2_C": f"{_VLLM}.attention:second",
             "vllm.vllm_flash_attn._vllm_fa3_C": f"{_VLLM}.attention:third",
+        }, observed={
+            "vllm.v1.core.sched.scheduler": f"{_VLLM}.requests:observe",
+            "vllm.v1.worker.gpu.sample.sampler": f"{_VLLM}.requests:observe_sampling",
         }),
     )
 }  # fmt: skip
