@@ -66,6 +66,7 @@ def main() -> None:
             engine.step()
         else:
             time.sleep(max(coming[0].arrival - now, 0.0))
+    engine.engine_core.shutdown()  # while there is a GPU
 
 
 def _of_hosts() -> Any:

@@ -34,9 +34,9 @@ def observe_sampling(module: ModuleType) -> None:
     Its kernels count them on the GPU, beside tokens that are not known; the host knows, and says so to nothing but metrics.
     """
     sampler: Any = getattr(module, "Sampler", None)
-    method = getattr(sampler, "__call__", None)
-    if sampler is None or method is None:
+    if sampler is None or not callable(sampler):
         return
+    method = sampler.__call__
 
     @functools.wraps(method)
     def sample(self: Any, logits: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
