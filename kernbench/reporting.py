@@ -49,7 +49,7 @@ def report_step() -> None:
 
 
 def report_request(name: str, event: str, *, tokens: int = 0, at: float | None = None) -> None:
-    """Say what has happened to a request of a serving engine: :mod:`kernbench.simulation.requests` has what is made of it.
+    """Say what has happened to a request of a serving engine: :mod:`.serving_requests` has what is made of it.
 
     Of ranks that run one engine together each may call it, and one is enough.
 
@@ -87,7 +87,7 @@ def report_engine_step(
     """
     simulation = _current_simulation()
     if simulation is not None:
-        from kernbench.simulation.requests import EngineStep
+        from kernbench.simulation.ranks.serving_requests import EngineStep
 
         host = simulation.hosts.current()
         moment = host.clock if at is None else float(at)
@@ -97,5 +97,5 @@ def report_engine_step(
 
 def _current_simulation() -> Any:
     """The simulation whose rank runs, None outside: then the module that knows it is not imported."""
-    known = sys.modules.get("kernbench.simulation.current")
+    known = sys.modules.get("kernbench.simulation.active_simulation")
     return None if known is None else known.current_simulation()

@@ -133,7 +133,7 @@ def table(answer: Answer, names: Sequence[str]) -> Iterator[str]:
 
 def _remark(row: dict[str, Any]) -> str:
     if row.get("ttft_p50") is not None:
-        times = ((name, row.get(f"{name}_p50"), row.get(f"{name}_p99")) for name in ("ttft", "tpot"))
+        times: Any = ((name, row.get(f"{name}_p50"), row.get(f"{name}_p99")) for name in ("ttft", "tpot"))
         return ", ".join(
             f"{name.upper()} {duration(p50)} (p99 {duration(p99)})" for name, p50, p99 in times if p50 is not None
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from kernbench.simulation.requests import RequestRecord
+from kernbench.simulation.ranks.serving_requests import RequestRecord
 from kernbench.trace.spans import Span, pack
 
 TRACK = "requests"

@@ -1,4 +1,4 @@
-"""What a serving engine achieved, of the requests and steps that it reported (:mod:`kernbench.simulation.requests`).
+"""What a serving engine achieved, of the requests and steps that it reported (:mod:`.serving_requests`).
 
 TTFT, time to first token: from a request's arrival to when the engine has its first token. TPOT, time per output token: from
 the first token to the last, over the tokens after the first. ITL, inter-token latency: each time between two tokens, of all
@@ -15,7 +15,7 @@ from math import ceil
 from pydantic import BaseModel, ConfigDict, Field
 
 from kernbench.errors import ConfigError
-from kernbench.simulation.requests import EngineStep, RequestRecord, Requests
+from kernbench.simulation.ranks.serving_requests import EngineStep, RequestRecord, Requests
 
 MEASURES = ("ttft", "tpot", "itl", "latency")
 """What limits may be stated of, and distributions are given of."""

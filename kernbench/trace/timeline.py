@@ -13,7 +13,7 @@ from kernbench.memory.ledger import Ledger, category_of
 from kernbench.notebook_html import block, paragraph, picture
 from kernbench.sim_engine.engine import GraphEngine
 from kernbench.sim_engine.op_log import CollectiveTrace, LoggedOperations
-from kernbench.simulation.requests import EngineStep, Requests
+from kernbench.simulation.ranks.serving_requests import EngineStep, Requests
 from kernbench.topology import Topology
 from kernbench.trace.picture import timeline_picture
 from kernbench.trace.request_spans import request_spans

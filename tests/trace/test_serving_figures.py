@@ -9,7 +9,7 @@ import pytest
 
 import kernbench
 from kernbench.errors import ConfigError
-from kernbench.simulation.requests import EngineStep, Requests
+from kernbench.simulation.ranks.serving_requests import EngineStep, Requests
 from kernbench.trace import write_trace
 from kernbench.trace.serving_figures import Distribution, limits_of, serving_result
 from kernbench.trace.serving_report import serving_report

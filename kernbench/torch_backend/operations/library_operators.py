@@ -14,7 +14,7 @@ import torch
 import torch.library
 
 from kernbench.errors import ConfigError, KernbenchError
-from kernbench.simulation.current import current_simulation
+from kernbench.simulation.active_simulation import current_simulation
 
 HOW_TO = 'docs/plugins.md, "How to add an operator"'
 """Where it says how values and shapes are given."""
