@@ -12,15 +12,16 @@ from kernbench.names import SYSTEM
 
 
 class Engine(NamedTuple):
-    """How an engine is run: the module, the packages that it may import by their stand-ins, and what the module takes."""
+    """How an engine is run: its module, the packages that it imports by their stand-ins, the ranks that run without data."""
 
     module: str
     stand_ins: tuple[str, ...]
+    ranks: str
 
 
 ENGINES = {
-    "kernbench": Engine("kernbench.programs.serving", ("flash_attn",)),
-    "vllm": Engine("kernbench.programs.serving_vllm", ("auto",)),
+    "kernbench": Engine("kernbench.programs.serving", ("flash_attn",), "0"),
+    "vllm": Engine("kernbench.programs.serving_vllm", ("auto",), "all"),
 }
 
 
@@ -42,16 +43,16 @@ ENGINES = {
 @click.option(
     "--goodput", metavar="LIMITS", help="Count the requests within these: ttft=0.5s,tpot=50ms (also itl, latency)."
 )
-@click.option("--ranks", metavar="auto|all|LIST", default="0", show_default=True, help="Without data, ranks to run; the others "
-              "are taken to do what these do, as all ranks of an engine do.")  # fmt: skip
+@click.option("--ranks", metavar="auto|all|LIST", help="Without data, ranks to run; the others are taken to do what these do.  "
+              "[default: 0 for kernbench's engine, all for vLLM, whose ranks exchange objects]")  # fmt: skip
 @click.option("--data/--no-data", default=False, help="Compute values: for small models.  [default: no-data]")
 @click.option("--json", metavar="FILE", help="Write what the run came to here, for machines.")
 @click.option("--trace", metavar="FILE", help="Write the timeline here: .json or .json.gz for ui.perfetto.dev.")
 @report_option
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 def command(
-    engine: str, model: Path, tp: int, nodes: int, system: str, requests: str, goodput: str | None, ranks: str, data: bool,
-    json: str | None, trace: str | None, report_file: str | None, options: tuple[str, ...],
+    engine: str, model: Path, tp: int, nodes: int, system: str, requests: str, goodput: str | None, ranks: str | None,
+    data: bool, json: str | None, trace: str | None, report_file: str | None, options: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Run a serving engine with made-up weights of a model, answer requests, and print latencies and rates.
 
@@ -66,7 +67,7 @@ def command(
         "--system": system, "--nproc-per-node": str(-(-tp // nodes)), "--nnodes": str(nodes), "--goodput": goodput,
         "--json": json, "--trace": trace, "--report": report_file,
     }  # fmt: skip
-    folded = [] if data or tp == 1 else [f"--ranks={ranks}"]
+    folded = [] if data or tp == 1 else [f"--ranks={ranks or chosen.ranks}"]
     arguments = [
         "--data" if data else "--no-data", *folded, *(f"--stand-in={name}" for name in chosen.stand_ins),
         *(part for name, value in given.items() if value is not None for part in (name, value)),

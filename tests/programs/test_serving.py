@@ -10,13 +10,19 @@ from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 
 import kernbench
+from kernbench.cli import app
+from kernbench.commands import run_program
 from kernbench.errors import ConfigError
+from kernbench.html_report import page_of, source_of_run
+from kernbench.html_report.page import read_page, write_page
 from kernbench.programs.requests import Request, limited, requests_of
 from kernbench.runtime_api.launcher import RankProgram, run_ranks
 from kernbench.stand_ins import standing_in
 from kernbench.topology import resolve_topology
+from kernbench.trace.run_result import result_of
 from kernbench.trace.serving_figures import ServingResult, serving_result
 
 CONFIG = {
@@ -120,6 +126,51 @@ def test_tokens_are_those_of_each_request_alone(serve: Serve, wanted: Any, optio
 def test_times_without_data_are_those_with_it(serve: Serve) -> None:
     with_data, without = (serve(f"{TIGHT} --pages 9", data=data, weights="empty")[1] for data in (True, False))
     assert without == with_data
+
+
+def test_the_same_requests_give_the_same_report(tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(CONFIG), encoding="utf-8")
+    arguments = ["--model", str(config), "--requests", "poisson:2000/s,in=9,out=3,n=4", "--pages", "9", "--page", "16"]
+    pages = []
+    for _ in range(2):
+        with kernbench.simulate("dgx_h100", enable_data=False) as ctx:
+            program = RankProgram.module("kernbench.programs.serving", [*arguments, "--sequences", "4"])
+            run_ranks(ctx, program, nproc_per_node=1)
+            result = result_of(ctx.simulation, program="serving", limits={"ttft": 0.001})
+            pages.append(page_of(source_of_run(ctx, result)))
+    assert pages[0] == pages[1]
+    written = tmp_path / "report.html"
+    write_page(written, pages[0])
+    header, _ = read_page(written)
+    assert header["serving"]["requests"] == 4
+    assert next(name for rank, name, _ in header["rows"] if rank is None) == "requests"
+
+
+def test_serve_runs_the_engines_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: dict[str, Any] = {}
+    monkeypatch.setattr(run_program, "run", given.update)
+    asked = [
+        "--model",
+        str(tmp_path),
+        "--tp",
+        "8",
+        "--nodes",
+        "2",
+        "--requests",
+        "burst:n=3",
+        "--goodput",
+        "ttft=1s",
+        "--budget",
+        "9",
+    ]
+    for engine, ranks, stand_ins in (("kernbench", "0", ("flash_attn",)), ("vllm", "all", ("auto",))):
+        done = CliRunner().invoke(app, ["serve", "--engine", engine, *asked])
+        assert done.exit_code == 0, done.output
+        assert (given["nproc_per_node"], given["nnodes"], given["ranks"], given["data"]) == (4, 2, ranks, False)
+        assert (given["stand_ins"], given["module"], given["asked"].goodput) == (stand_ins, True, {"ttft": 1.0})
+        assert given["program"].startswith("kernbench.programs.serving")
+        assert given["args"] == ("--model", str(tmp_path), "--requests", "burst:n=3", "--budget", "9")
 
 
 def test_ranks_that_are_not_run_change_little(tmp_path: Path) -> None:
