@@ -30,6 +30,7 @@ from kernbench.simulation.memory.process_memory import ProcessMemory
 from kernbench.simulation.memory.tensor_queries import storage_of
 from kernbench.simulation.ranks.hosts import Host
 from kernbench.simulation.ranks.locations import user_location
+from kernbench.simulation.ranks.serving_requests import EngineStep
 from kernbench.simulation.ranks.training_steps import StepEnd
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.time.wait_queue import Awaited
@@ -50,6 +51,7 @@ CROSSES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("scheduler", ("current_rank", "pause")),
     ("drain", ("pending", "until")),
     ("assumptions", ("add", "left_out", "used")),
+    ("requests", ("event", "step")),
     ("", ("wait_on_stream", "limit")),
 )  # fmt: skip
 """Owners of a simulation (attributes of it), and which of their methods a rank's process has of its own: here, those of
@@ -401,6 +403,12 @@ class RankSide(Uplink):
             self.cast("store", key, timeout, name, args, kwargs, self.host.clock)
             return None
         return self.call("store", key, timeout, name, args, kwargs)
+
+    def _requests_event(self, rank: int, name: str, event: str, tokens: int, at: float) -> None:
+        self.cast("request", rank, name, event, tokens, at)
+
+    def _requests_step(self, rank: int, step: EngineStep) -> None:
+        self.cast("engine_step", rank, step)
 
     def _step_ended(self, number: int, end: StepEnd) -> None:
         self.cast("step", number, end.clock, self.numbers(end.tails), end.account.copy())

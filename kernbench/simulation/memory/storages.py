@@ -102,6 +102,7 @@ class Stored:
         stand_in: what each element is taken to be, or is on average, where that is assumed; None: its values are known, or,
             of a hollow one, nothing better is known than the default of its dtype.
         stated: whether the program itself has said what its values are (``kernbench.assume``), and it is unwritten since.
+        stays_unknown: whether a captured graph has made it, whose replays will not know its values either.
         kept: whether its values stay with it on a SIP, however many they are (:mod:`kernbench.simulation.values.known_values`).
         missing: the parts of what was empty into which nothing known has been written; None: it was not, or something that is
             assumed has been.
@@ -111,6 +112,7 @@ class Stored:
     hollow = False
     stand_in: float | None = None
     stated = False
+    stays_unknown = False
     kept = False
     missing: tuple[Span, ...] | None = None
     allocation: Allocation | None = None
@@ -187,6 +189,7 @@ class Block(Stored):
     def take_over(self, note: Stored) -> None:
         """It was known so far by ``note``: here or on the host, it has the same values."""
         self.stand_in, self.missing, self.kept = note.stand_in, note.missing, note.kept
+        self.stays_unknown = note.stays_unknown
         self.hollow = self.hollow and not (note.kept and not note.hollow)
 
     def resize(self, nbytes: int) -> None:

@@ -7,6 +7,7 @@ replay is one launch: what the graph consists of follows on the device without i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -74,18 +75,20 @@ class GraphCapture:
 
     def enqueue(
         self, enqueue: Callable[..., Operation], host: Any, name: str, cost: Cost | None, sip: int,
-        cost_then: Callable[[], Cost] | None = None,
+        cost_then: Callable[[], Cost] | None = None, again: Callable[[], Any] | None = None,
     ) -> Operation:  # fmt: skip
         """An operation that will be on the host's current stream when the graph is replayed; it has no waiter now.
 
-        ``cost_then``: what it costs at each replay, where that depends on values; None: as now.
+        Args:
+            cost_then: what it costs at each replay, where that depends on values; None: as now.
+            again: puts it there, where that needs nothing of this; None: ``enqueue`` does.
         """
         if cost is None:
             self.forbid()
         stream = host.stream
-        self.add(lambda: self.on_stream(
-            host, stream, lambda: enqueue(host, name, cost if cost_then is None else cost_then(), sip=sip)
-        ))  # fmt: skip
+        if again is None:
+            again = lambda: enqueue(host, name, cost if cost_then is None else cost_then(), sip=sip)  # noqa: E731
+        self.add(again if stream == self.stream else functools.partial(self.on_stream, host, stream, again))
         op = Operation(name, "math", host.rank, sip, stream, host.clock, 0.0)
         op.start = op.end = host.clock
         return op

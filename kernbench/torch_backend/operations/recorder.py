@@ -249,7 +249,7 @@ class Recorder(TorchDispatchMode):
             if operator not in self._plans.of(host.uses_gpu):
                 self._plans.learn_view(operator, host.uses_gpu)
         elif operator.kind > VIEW and not operator.host_reads:
-            if host.capture is not None and not operator.allocates:
+            if host.capture is not None and not operator.allocates and not self._executor.stays_unknown(call):
                 capture(call)  # before it is recorded, as below: it waits for kernels
             self._record(call)
             if quiet and not host.detours:
