@@ -12,7 +12,7 @@ from kernbench.advice import advice_for
 from kernbench.errors import HiddenBlockingError, NoProgressError
 from kernbench.processes.rank_process import RankDiedError
 from kernbench.scheduler import Rank, user_traceback
-from kernbench.simulation.failures import SpawnException, headed
+from kernbench.simulation.ranks.failures import SpawnException, headed
 from kernbench.standard_output import LostOutput, require_output
 from kernbench.trace.memory_report import notes_that_python_hides
 

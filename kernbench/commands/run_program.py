@@ -295,7 +295,7 @@ def _print_races(ctx: RuntimeContext) -> int:
 
 def _first_of_each_node(topology: Topology, nnodes: int, per_node: int) -> Sequence[int] | str:
     """The SIPs that ranks drive, as torchrun's ranks do: the first ``per_node`` of every node that the environment lets see."""
-    from kernbench.torch_backend.gpu.visible import visible_first
+    from kernbench.torch_backend.gpu.device.visible_devices import visible_first
 
     if nnodes == 1 or not 0 < per_node < topology.sips_per_node:
         return "all"
@@ -304,7 +304,7 @@ def _first_of_each_node(topology: Topology, nnodes: int, per_node: int) -> Seque
 
 def _per_node(topology: Topology, asked: int | str | None) -> int:
     """Ranks per node; ``gpu`` and ``auto``: one per GPU that the environment lets see. Raises ConfigError if that is none."""
-    from kernbench.torch_backend.gpu.visible import NodeGpus, words
+    from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus, words
 
     if not isinstance(asked, str):
         return asked or 0

@@ -10,7 +10,7 @@ from kernbench.html_report.memory import owners_of
 from kernbench.memory.report import OutOfMemoryReport
 from kernbench.order import FoundReport, MemoryAccess, Race
 from kernbench.scheduler import find_cycle
-from kernbench.simulation.history import History
+from kernbench.simulation.matching.history import History
 from kernbench.simulation.simulation import Simulation
 
 MOST_ROWS = 64

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from kernbench.errors import KernbenchError
-from kernbench.simulation.locations import is_installed, is_pythons, is_simulators
+from kernbench.simulation.ranks.locations import is_installed, is_pythons, is_simulators
 from kernbench.torch_backend.patches import Patches
 
 _BESIDE_TORCH = os.path.dirname(os.path.dirname(torch.__file__))

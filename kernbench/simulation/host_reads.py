@@ -16,12 +16,12 @@ import torch
 
 from kernbench.cost.work import copy_cost
 from kernbench.sim_engine import GraphEngine, Operation
-from kernbench.simulation.hooks import RunHooks
-from kernbench.simulation.hosts import Host, Hosts
-from kernbench.simulation.storages import Block, StorageTable, Stored
-from kernbench.simulation.streams import Streams
-from kernbench.simulation.values import Values
-from kernbench.simulation.waits import Waits
+from kernbench.simulation.launches.streams import Streams
+from kernbench.simulation.matching.hooks import RunHooks
+from kernbench.simulation.memory.storages import Block, StorageTable, Stored
+from kernbench.simulation.ranks.hosts import Host, Hosts
+from kernbench.simulation.time.wait_queue import Waits
+from kernbench.simulation.values.deferred_launches import Values
 
 ENTRY_POINTS: tuple[str, ...] = (
     "numpy", "data", "item", "tolist", "cpu", "is_nonzero", "equal", "allclose", "storage", "untyped_storage",

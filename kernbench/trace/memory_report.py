@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from kernbench.errors import message_of
 from kernbench.memory.ledger import CATEGORIES, Composition
 from kernbench.memory.limits import format_size
-from kernbench.simulation.process_memory import ProcessMemory
-from kernbench.simulation.rank_spans import named
+from kernbench.simulation.memory.process_memory import ProcessMemory
+from kernbench.simulation.ranks.rank_spans import named
 from kernbench.simulation.simulation import Simulation
 from kernbench.trace.rank_tables import RankRow, table_lines
 

@@ -46,6 +46,12 @@ LAYERS = (
 )
 """The rooms, from the bottom. Each imports from lower layers only."""
 
+INNER = {
+    "kernbench.simulation": ("ranks", "time", "memory", "values", "order", "launches", "matching"),
+    "kernbench.torch_backend.gpu": ("tensors", "kernels", "device", "memory", "tools", "names"),
+}
+"""The rooms within large rooms, from the bottom. Above them are the modules that are in none."""
+
 UPWARD = {("triton_engine", "torch_backend")}
 """Rooms that import from a higher one: Triton's values are computed outside of torch's modes, which are the backend's."""
 
@@ -81,6 +87,25 @@ def test_imports_point_downward(house: Package) -> None:
                 upward.setdefault(pair, []).append(f"{module} -> {other}")
     assert {pair: found for pair, found in upward.items() if pair not in UPWARD} == {}
     assert set(upward) == UPWARD, "nobody does that any more: take it out of UPWARD"
+
+
+@pytest.mark.parametrize("whole", INNER)
+def test_imports_within_a_room_point_downward(house: Package, whole: str) -> None:
+    """Each inner room imports from those before it, and none from the modules above them."""
+    level = {f"{whole}.{room}": number for number, room in enumerate(INNER[whole])}
+    found = {module for module in house.packages if module.rpartition(".")[0] == whole}
+    assert found == set(level)
+
+    def floor(module: str) -> int:
+        return level.get(".".join(module.split(".")[: whole.count(".") + 2]), len(level))
+
+    upward = [
+        f"{module} -> {other}"
+        for module, others in house.imports.items()
+        for other in others
+        if module.startswith(f"{whole}.") and other.startswith(f"{whole}.") and floor(module) < floor(other)
+    ]
+    assert upward == []
 
 
 def test_private_names_stay_in_their_module(house: Package) -> None:

@@ -23,8 +23,8 @@ import kernbench
 from kernbench.errors import ConfigError
 from kernbench.memory.limits import format_size
 from kernbench.memory.report import OutOfMemoryReport
-from kernbench.torch_backend.gpu.devices import bound_devices
-from kernbench.torch_backend.gpu.memory_names import record_memory_history
+from kernbench.torch_backend.gpu.device.devices import bound_devices
+from kernbench.torch_backend.gpu.memory.memory_names import record_memory_history
 from kernbench.trace import Timeline
 from kernbench.trace.memory_report import RankMemory, memory_lines, memory_of_ranks
 

@@ -15,8 +15,8 @@ import pytest
 import kernbench
 from kernbench.html_report.page import read_page
 from kernbench.memory.limits import format_size
-from kernbench.simulation.locations import Location
-from kernbench.simulation.rank_spans import named
+from kernbench.simulation.ranks.locations import Location
+from kernbench.simulation.ranks.rank_spans import named
 from kernbench.trace.memory_report import notes_that_python_hides
 
 MIB = 1 << 20

@@ -15,8 +15,8 @@ from pkgutil import iter_modules
 from typing import Any
 
 from kernbench.sim_engine import Condition
-from kernbench.torch_backend.gpu.devices import current_device
-from kernbench.torch_backend.gpu.rank_device import RankDevice
+from kernbench.torch_backend.gpu.device.devices import current_device
+from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.hollow.assumed_numbers import as_plain_numbers
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from kernbench.simulation.assumptions import LOST, MARK, STEERED
-from kernbench.simulation.current import current_simulation
-from kernbench.simulation.locations import callers_location, is_pythons, is_simulators
+from kernbench.simulation.active_simulation import current_simulation
+from kernbench.simulation.ranks.locations import callers_location, is_pythons, is_simulators
+from kernbench.simulation.values.assumptions import LOST, MARK, STEERED
 from kernbench.torch_backend.hollow import numbers_in_tensors
 from kernbench.torch_backend.relies_on import Reliance
 

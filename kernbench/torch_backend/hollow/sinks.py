@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch.jit import _builtins, _recursive
 
-from kernbench.simulation.assumptions import LOST
-from kernbench.simulation.locations import is_simulators
-from kernbench.torch_backend.gpu.functions import knows_wrapped
+from kernbench.simulation.ranks.locations import is_simulators
+from kernbench.simulation.values.assumptions import LOST
+from kernbench.torch_backend.gpu.names.torch_functions import knows_wrapped
 from kernbench.torch_backend.hollow.assumed_numbers import formatted, holds_marked, note
 from kernbench.torch_backend.hollow.numbers_in_tensors import assumed
 from kernbench.torch_backend.patches import Patches

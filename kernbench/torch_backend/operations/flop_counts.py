@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 from kernbench.cost.flops import Counted, counted_format, counted_work
 from kernbench.cost.op_estimates import OpCosts, is_matrix_operation
 from kernbench.cost.work import Cost
-from kernbench.simulation.accounts import Account
+from kernbench.simulation.ranks.work_counts import Account
 from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.operations.flop_formulas import formula_of
 from kernbench.torch_backend.relies_on import Reliance

@@ -14,13 +14,19 @@ import torch
 
 from kernbench.cost.op_estimates import is_matrix_operation
 from kernbench.cost.operators import Kind, find
-from kernbench.simulation.tensors import listed_tensors
-from kernbench.torch_backend.gpu.generators import draws
-from kernbench.torch_backend.gpu.missing_kernels import kernel_of
-from kernbench.torch_backend.gpu.overridden import dispatches_to_gpu, is_overridden, kernel_for, overload, tell
-from kernbench.torch_backend.gpu.scaled_products import refusal_of
-from kernbench.torch_backend.gpu.unwritten import marking
-from kernbench.torch_backend.gpu.wide_products import widened
+from kernbench.simulation.memory.tensor_queries import listed_tensors
+from kernbench.torch_backend.gpu.device.generators import draws
+from kernbench.torch_backend.gpu.kernels.missing_kernels import kernel_of
+from kernbench.torch_backend.gpu.kernels.program_kernels import (
+    dispatches_to_gpu,
+    is_overridden,
+    kernel_for,
+    overload,
+    tell,
+)
+from kernbench.torch_backend.gpu.kernels.scaled_products import refusal_of
+from kernbench.torch_backend.gpu.kernels.wide_products import widened
+from kernbench.torch_backend.gpu.memory.unwritten_parameters import marking
 from kernbench.torch_backend.operations import semantics
 from kernbench.torch_backend.operations.flop_formulas import formula_of
 from kernbench.torch_backend.operations.library_operators import TABLE

@@ -7,7 +7,7 @@ several GPUs, in memory that ranks share, have no storage or another class, are 
 hash.
 
 What makes a plan invalid is a part of the signature or moves the epoch of the costs; what takes a host off the bare path is
-counted in :attr:`~kernbench.simulation.hosts.Host.detours`.
+counted in :attr:`~kernbench.simulation.ranks.hosts.Host.detours`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import torch
 from kernbench.cost.op_estimates import OpCosts
 from kernbench.sim_engine.op_log import Title
 from kernbench.sim_engine.operation import ON_PES
-from kernbench.simulation.storages import NOTE, Block, DeviceMemory
-from kernbench.simulation.tensors import listed_tensors
-from kernbench.torch_backend.gpu.placement import PLAIN, place_result
-from kernbench.torch_backend.gpu.wide_products import slow_formats
+from kernbench.simulation.memory.storages import NOTE, Block, DeviceMemory
+from kernbench.simulation.memory.tensor_queries import listed_tensors
+from kernbench.torch_backend.gpu.kernels.wide_products import slow_formats
+from kernbench.torch_backend.gpu.tensors.placement import PLAIN, place_result
 from kernbench.torch_backend.hollow.executor import HollowValues
 from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.operations.computing import Executor

@@ -5,7 +5,7 @@ on a simulated GPU are recorded; in a program that uses no GPU, those on any ten
 
 An operation goes down once: its row (:mod:`~kernbench.torch_backend.operations.operators`) says what kind it is; it is computed
 (:class:`~kernbench.torch_backend.operations.computing.Executor`); its result is placed in a SIP's memory; it is priced, and put
-on the host's stream. Features listen to these stages (:class:`~kernbench.simulation.listening.Listener`).
+on the host's stream. Features listen to these stages (:class:`~kernbench.simulation.ranks.listeners.Listener`).
 
 An operation that follows one whose end is known, which is nearly always, needs no event: its times are set at once.
 """
@@ -23,17 +23,17 @@ from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernbench.cost.work import Cost
-from kernbench.simulation.capture_effects import keep
-from kernbench.simulation.hosts import Host
-from kernbench.simulation.listening import Stages
+from kernbench.simulation.memory.storages import NOTE, DeviceMemory
+from kernbench.simulation.memory.tensor_queries import listed_tensors, plain_of, tells_of_looks
+from kernbench.simulation.ranks.hosts import Host
+from kernbench.simulation.ranks.listeners import Stages
 from kernbench.simulation.simulation import Simulation
-from kernbench.simulation.storages import NOTE, DeviceMemory
-from kernbench.simulation.tensors import listed_tensors, plain_of, tells_of_looks
-from kernbench.torch_backend.gpu.host_memory import explain_operation
-from kernbench.torch_backend.gpu.nested_tensors import as_rows, is_nested, is_view
-from kernbench.torch_backend.gpu.pinning import is_pinned, pinned
-from kernbench.torch_backend.gpu.placement import PLAIN, block_of, is_described, place, place_result, recount
-from kernbench.torch_backend.gpu.rank_device import RankDevice
+from kernbench.simulation.values.capture_rollback import keep
+from kernbench.torch_backend.gpu.device.rank_device import RankDevice
+from kernbench.torch_backend.gpu.memory.host_memory import explain_operation
+from kernbench.torch_backend.gpu.tensors.nested_tensors import as_rows, is_nested, is_view
+from kernbench.torch_backend.gpu.tensors.pinning import is_pinned, pinned
+from kernbench.torch_backend.gpu.tensors.placement import PLAIN, block_of, is_described, place, place_result, recount
 from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.operations.capturing import capture
 from kernbench.torch_backend.operations.computing import Executor

@@ -21,7 +21,7 @@ from typing import Any
 
 from torch.compiler import is_compiling
 
-from kernbench.simulation.locations import is_installed, is_pythons, is_users
+from kernbench.simulation.ranks.locations import is_installed, is_pythons, is_users
 from kernbench.torch_backend.hollow.assumed_numbers import (
     as_float,
     as_int,
