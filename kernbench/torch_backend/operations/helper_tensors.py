@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from kernbench.simulation.tensors import listed_tensors
-from kernbench.torch_backend.gpu.placement import PLAIN, block_of
+from kernbench.simulation.memory.tensor_queries import listed_tensors
+from kernbench.torch_backend.gpu.tensors.placement import PLAIN, block_of
 from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.relies_on import Reliance
 

@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kernbench.simulation.tensors import listed_tensors
-from kernbench.torch_backend.gpu.placement import block_of
-from kernbench.torch_backend.gpu.rank_device import RankDevice
+from kernbench.simulation.memory.tensor_queries import listed_tensors
+from kernbench.torch_backend.gpu.device.rank_device import RankDevice
+from kernbench.torch_backend.gpu.tensors.placement import block_of
 from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -85,7 +85,9 @@ def _row(name: str) -> Row:
     if not structured and not any("CUDA" in keys.split(", ") for keys in _KEYS.findall(text)):
         return _NOTHING
     base, _, overload = name.partition(".")
-    out = "_out" if re.search(r"Tensor\(\w!\)(\[\])? \w+[^*]*\) ->", text.partition("*, ")[2].partition("\n")[0]) else ""
+    out = (
+        "_out" if re.search(r"Tensor\(\w!\)(\[\])? \w+[^*]*\) ->", text.partition("*, ")[2].partition("\n")[0]) else ""
+    )
     named = f"{base}{out}_{overload}" if overload and structured else base + out
     return Row(exact=True, iterates=False, method=f"wrapper_CUDA_{'' if structured else overload + '_'}{named}")
 
@@ -273,4 +275,6 @@ def _iterated(call: OperatorCall) -> str:
 
 
 def _found_two(devices: list[str]) -> str:
-    return f"Expected all tensors to be on the same device, but found at least two devices, {devices[0]} and {devices[1]}!"
+    return (
+        f"Expected all tensors to be on the same device, but found at least two devices, {devices[0]} and {devices[1]}!"
+    )
