@@ -38,10 +38,12 @@ from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.operations.capturing import capture
 from kernbench.torch_backend.operations.computing import Executor
 from kernbench.torch_backend.operations.flop_counts import FlopCounts
+from kernbench.torch_backend.operations.helper_tensors import mark, position, was_made_at
 from kernbench.torch_backend.operations.host_costs import HostCosts
 from kernbench.torch_backend.operations.operators import (
     COLLECTIVE,
     COMPOSITE,
+    COMPUTE,
     CUSTOM,
     SKIP,
     TRANSFER,
@@ -50,6 +52,7 @@ from kernbench.torch_backend.operations.operators import (
     operators,
 )
 from kernbench.torch_backend.operations.plans import NO_PLANS, NOT_PLANNED, Plan, Plans, signature
+from kernbench.torch_backend.operations.same_device import check, is_mixed
 from kernbench.torch_backend.operations.seen_operands import operands_of
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -216,6 +219,9 @@ class Recorder(TorchDispatchMode):
             return func(*args, **(kwargs or {}))  # torch does not name the classes of its arguments
         device = self._who()
         host = device.host
+        if device.helpers_at is not None and device.helpers_at != position(_DISPATCH):
+            device.helpers_at = None
+            host.detours -= 1
         quiet = not (host.detours or host.unsettled or host.stream in host.awaited or types)
         if host.unsettled:
             with self._while_waiting():
@@ -235,6 +241,8 @@ class Recorder(TorchDispatchMode):
         if operator.host_reads and not host.unrecorded:
             with self._while_waiting():
                 _before_host_read(device, operator.name, args[0])
+        if host.uses_gpu and operator.kind == COMPUTE and is_mixed(args, kwargs):
+            quiet = self._allows(call) and quiet
         if operator.check is not None and self._capability:
             operator.check(self._capability, args)
         if operator.kind == SKIP and host.watcher is not None:
@@ -252,9 +260,33 @@ class Recorder(TorchDispatchMode):
             if host.capture is not None and not operator.allocates and not self._executor.stays_unknown(call):
                 capture(call)  # before it is recorded, as below: it waits for kernels
             self._record(call)
+            if device.helpers_at is not None or (host.uses_gpu and (operator.shapes_only or not call.inputs)):
+                self._note_helpers(call)
             if quiet and not host.detours:
                 self._plans.learn(call, host.uses_gpu)
         return result
+
+    def _allows(self, call: OperatorCall) -> bool:
+        """Whether each call like this one, whose tensors are on several devices, is allowed: False, if this one is for where it is
+        made. Raises RuntimeError if CUDA refuses it.
+
+        What makes up another operation, and what a backward pass consists of, may have helpers that C++ has made anywhere.
+        """
+        device = call.device
+        if (
+            device.in_custom_operation or device.compiling or device.host.unrecorded or self._hosts.inside_kernel
+            or torch._C._current_graph_task_id() >= 0
+        ):  # fmt: skip
+            return False
+        return not check(call, lambda tensor: was_made_at(tensor, position(_DISPATCH)))
+
+    def _note_helpers(self, call: OperatorCall) -> None:
+        """Remember what was made of nothing on the host until the program goes on to its next instruction."""
+        device = call.device
+        at = position(_DISPATCH)
+        if mark(call, at) and device.helpers_at is None:
+            device.helpers_at = at
+            device.host.detours += 1
 
     def _computed(self, call: OperatorCall) -> Any:
         """Compute an operation."""
@@ -500,6 +532,8 @@ def open_recorder(recorder: Recorder) -> Iterator[None]:
     finally:
         python_dispatch._pop_mode()
 
+
+_DISPATCH = Recorder.__torch_dispatch__.__code__
 
 # `torch.compile` must not trace what records. `torch._disable_dynamo` would say so too, but it imports Dynamo, which takes
 # seconds.
