@@ -1,0 +1,264 @@
+"""Fused kernels as Megatron-Core, Transformer Engine and Apex have them: one pass over memory where eager torch makes several.
+
+Each is a ``torch.library`` operator ``megatron::NAME``, one kernel to the device; on a machine that has those libraries theirs
+take the same arguments' place. Gradients are operators of their own, as there. Elementwise sums are in 32 bits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+Tensor = torch.Tensor
+
+
+def _gelu(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+def _squared_relu(x: Tensor) -> Tensor:
+    return F.relu(x).square()
+
+
+def _swiglu(x: Tensor) -> Tensor:
+    gate, up = x.chunk(2, -1)
+    return F.silu(gate) * up
+
+
+ACTIVATIONS = {"swiglu": _swiglu, "squared_relu": _squared_relu, "gelu": _gelu}
+"""By name; ``swiglu`` halves the last dimension."""
+
+
+def _slope(gradient: Tensor, x: Tensor, kind: str) -> Tensor:
+    """The gradient of ``x``, both in 32 bits."""
+    if kind == "swiglu":
+        gate, up = x.chunk(2, -1)
+        return torch.cat((torch.ops.aten.silu_backward(gradient * up, gate), gradient * F.silu(gate)), -1)
+    if kind == "squared_relu":
+        return gradient * 2 * F.relu(x)
+    found: Tensor = torch.ops.aten.gelu_backward(gradient, x, approximate="tanh")
+    return found
+
+
+@torch.library.custom_op("megatron::activation", mutates_args=())
+def activation_kernel(x: Tensor, kind: str) -> Tensor:
+    """``x [..., width]`` through an entry of :data:`ACTIVATIONS`."""
+    return ACTIVATIONS[kind](x.float()).to(x.dtype)
+
+
+@activation_kernel.register_fake
+def _(x: Tensor, kind: str) -> Tensor:
+    return x.new_empty((*x.shape[:-1], x.shape[-1] // 2)) if kind == "swiglu" else torch.empty_like(x)
+
+
+@torch.library.custom_op("megatron::activation_backward", mutates_args=())
+def activation_backward_kernel(gradient: Tensor, x: Tensor, kind: str) -> Tensor:
+    """The gradient of ``x`` from that of the result."""
+    return _slope(gradient.float(), x.float(), kind).to(x.dtype)
+
+
+@activation_backward_kernel.register_fake
+def _(gradient: Tensor, x: Tensor, kind: str) -> Tensor:
+    return torch.empty_like(x)
+
+
+class _Activation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kind: str) -> Tensor:
+        ctx.save_for_backward(x)
+        ctx.kind = kind
+        return activation_kernel(x, kind)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (x,) = ctx.saved_tensors
+        return activation_backward_kernel(gradients[0].contiguous(), x, ctx.kind), None
+
+
+def activation(x: Tensor, kind: str) -> Tensor:
+    """``x [..., width]`` through an activation in one kernel."""
+    found: Tensor = _Activation.apply(x, kind)
+    return found
+
+
+@torch.library.custom_op("megatron::weighted_activation", mutates_args=())
+def weighted_activation_kernel(x: Tensor, weights: Tensor, kind: str) -> Tensor:
+    """``x [rows, width]`` through an activation, each row times one of ``weights [rows]`` float32."""
+    return (ACTIVATIONS[kind](x.float()) * weights[:, None]).to(x.dtype)
+
+
+@weighted_activation_kernel.register_fake
+def _(x: Tensor, weights: Tensor, kind: str) -> Tensor:
+    return x.new_empty((x.shape[0], x.shape[1] // 2)) if kind == "swiglu" else torch.empty_like(x)
+
+
+@torch.library.custom_op("megatron::weighted_activation_backward", mutates_args=())
+def weighted_activation_backward_kernel(
+    gradient: Tensor, x: Tensor, weights: Tensor, kind: str
+) -> tuple[Tensor, Tensor]:
+    """The gradients of ``x`` and ``weights``."""
+    given, wide = gradient.float(), x.float()
+    of_weights = (given * ACTIVATIONS[kind](wide)).sum(-1)
+    return _slope(given * weights[:, None], wide, kind).to(x.dtype), of_weights
+
+
+@weighted_activation_backward_kernel.register_fake
+def _(gradient: Tensor, x: Tensor, weights: Tensor, kind: str) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(weights)
+
+
+class _WeightedActivation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weights: Tensor, kind: str) -> Tensor:
+        ctx.save_for_backward(x, weights)
+        ctx.kind = kind
+        return weighted_activation_kernel(x, weights, kind)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        x, weights = ctx.saved_tensors
+        return *weighted_activation_backward_kernel(gradients[0].contiguous(), x, weights, ctx.kind), None
+
+
+def weighted_activation(x: Tensor, weights: Tensor, kind: str) -> Tensor:
+    """``x [rows, width]`` through an activation, each row times its weight, in one kernel."""
+    found: Tensor = _WeightedActivation.apply(x, weights, kind)
+    return found
+
+
+@torch.library.custom_op("megatron::rope", mutates_args=())
+def rope_kernel(x: Tensor, angles: Tensor, back: bool) -> Tensor:
+    """``x [seq, batch, heads, width]`` turned by ``angles [seq, width / 2]``, or back: halves are pairs."""
+    cos, sin = (angles.cos()[:, None, None], angles.sin()[:, None, None])
+    first, second = x.float().chunk(2, -1)
+    if back:
+        sin = -sin
+    return torch.cat((first * cos - second * sin, second * cos + first * sin), -1).to(x.dtype)
+
+
+@rope_kernel.register_fake
+def _(x: Tensor, angles: Tensor, back: bool) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+class _Rope(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, angles: Tensor) -> Tensor:
+        ctx.save_for_backward(angles)
+        return rope_kernel(x, angles, False)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        (angles,) = ctx.saved_tensors
+        return rope_kernel(gradients[0].contiguous(), angles, True), None
+
+
+def rope(x: Tensor, angles: Tensor) -> Tensor:
+    """``x [seq, batch, heads, width]`` with rotary positions."""
+    found: Tensor = _Rope.apply(x, angles)
+    return found
+
+
+@torch.library.custom_op("megatron::loss_statistics", mutates_args=())
+def loss_statistics(logits: Tensor, labels: Tensor, first: int) -> Tensor:
+    """``[rows, 3]`` float32 of ``logits [rows, part of the vocabulary]``: largest, sum of exponentials, the label's logit."""
+    wide = logits.float()
+    largest = wide.amax(-1)
+    places = labels - first
+    here = (places >= 0) & (places < logits.shape[1])
+    own = wide.gather(1, places.clamp(0, logits.shape[1] - 1)[:, None])[:, 0]
+    return torch.stack((largest, (wide - largest[:, None]).exp().sum(-1), torch.where(here, own, float("-inf"))), -1)
+
+
+@loss_statistics.register_fake
+def _(logits: Tensor, labels: Tensor, first: int) -> Tensor:
+    return logits.new_empty((logits.shape[0], 3), dtype=torch.float32)
+
+
+@torch.library.custom_op("megatron::loss_gradient", mutates_args=("logits",))
+def loss_gradient(logits: Tensor, statistics: Tensor, labels: Tensor, first: int) -> Tensor:
+    """Losses ``[rows]`` float32 from ``statistics [parts, rows, 3]``; ``logits`` become the gradient of their sum."""
+    largest = statistics[..., 0].amax(0)
+    total = (statistics[..., 1] * (statistics[..., 0] - largest).exp()).sum(0)
+    shares = (logits.float() - largest[:, None]).exp() / total[:, None]
+    places = labels - first
+    here = (places >= 0) & (places < logits.shape[1])
+    rows = here.nonzero()[:, 0]
+    shares[rows, places[rows]] -= 1
+    logits.copy_(shares)
+    return total.log() + largest - statistics[..., 2].amax(0)
+
+
+@loss_gradient.register_fake
+def _(logits: Tensor, statistics: Tensor, labels: Tensor, first: int) -> Tensor:
+    return logits.new_empty(logits.shape[0], dtype=torch.float32)
+
+
+@torch.library.custom_op("megatron::scale_rows_", mutates_args=("x",))
+def scale_rows_(x: Tensor, scales: Tensor) -> None:
+    """``x [rows, width]``, each row times one of ``scales [rows]``, in place."""
+    x.mul_(scales[:, None])
+
+
+@scale_rows_.register_fake
+def _(x: Tensor, scales: Tensor) -> None:
+    return None
+
+
+@torch.library.custom_op("megatron::permute", mutates_args=())
+def permute(x: Tensor, places: Tensor) -> Tensor:
+    """The rows ``places [n]`` of ``x [rows, width]``: ``[n, width]``."""
+    return x[places]
+
+
+@permute.register_fake
+def _(x: Tensor, places: Tensor) -> Tensor:
+    return x.new_empty((places.shape[0], x.shape[1]))
+
+
+@torch.library.custom_op("megatron::unpermute", mutates_args=())
+def unpermute(x: Tensor, places: Tensor, rows: int) -> Tensor:
+    """``[rows, width]``: row ``n`` of ``x [n, width]`` is added to row ``places[n]``."""
+    return x.new_zeros((rows, x.shape[1]), dtype=torch.float32).index_add_(0, places, x.float()).to(x.dtype)
+
+
+@unpermute.register_fake
+def _(x: Tensor, places: Tensor, rows: int) -> Tensor:
+    return x.new_empty((rows, x.shape[1]))
+
+
+class _Permuted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, places: Tensor) -> Tensor:
+        ctx.save_for_backward(places)
+        ctx.rows = x.shape[0]
+        return permute(x, places)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return unpermute(gradients[0].contiguous(), ctx.saved_tensors[0], ctx.rows), None
+
+
+class _Unpermuted(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, places: Tensor, rows: int) -> Tensor:
+        ctx.save_for_backward(places)
+        return unpermute(x, places, rows)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        return permute(gradients[0].contiguous(), ctx.saved_tensors[0]), None, None
+
+
+def permuted(x: Tensor, places: Tensor) -> Tensor:
+    """The rows ``places`` of ``x``."""
+    found: Tensor = _Permuted.apply(x, places)
+    return found
+
+
+def unpermuted(x: Tensor, places: Tensor, rows: int) -> Tensor:
+    """Rows of ``x`` added up at ``places`` of ``rows``."""
+    found: Tensor = _Unpermuted.apply(x, places, rows)
+    return found
