@@ -42,6 +42,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--overlap-param-gather", action="store_true", help="with the next forward pass")
     parser.add_argument("--bucket", type=int, default=40_000_000, help="elements of a bucket for each replica, with overlap")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of weights and activations")
+    parser.add_argument(
+        "--gradients", choices=("float32", "bfloat16"), default="float32", help="in which they are summed and reduced"
+    )
     parser.add_argument("--seed", type=int, default=1)
     return parser.parse_args()
 
@@ -73,7 +76,7 @@ def train(args: argparse.Namespace) -> None:
     layout = Layout(mesh, args.seq, args.recompute, args.seed, dtype)
     parts = parts_of(args, shape, layout)
     optimizer = MegatronOptimizer(
-        parts, mesh, overlap_reduce=args.overlap_grad_reduce, overlap_gather=args.overlap_param_gather,
+        parts, mesh, gradients=getattr(torch, args.gradients), overlap_reduce=args.overlap_grad_reduce, overlap_gather=args.overlap_param_gather,
         bucket=max(args.bucket, 1_000_000 * mesh.size("dp_cp")), learning_rate=1e-2 if dtype is torch.float32 else 3e-4,
     )  # fmt: skip
     microbatches = args.global_batch // (args.micro_batch * mesh.data_parallel)

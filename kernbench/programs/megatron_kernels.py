@@ -1,7 +1,8 @@
 """Fused kernels as Megatron-Core, Transformer Engine and Apex have them: one pass over memory where eager torch makes several.
 
 Each is a ``torch.library`` operator ``megatron::NAME``, one kernel to the device; on a machine that has those libraries theirs
-take the same arguments' place. Gradients are operators of their own, as there. Elementwise sums are in 32 bits.
+take their place. Gradients are operators of their own, as there. What computes them here takes no memory to speak of besides
+its results, as those kernels do not; losses are computed in 32 bits, some rows at a time.
 """
 
 from __future__ import annotations
@@ -13,18 +14,20 @@ import torch.nn.functional as F
 
 Tensor = torch.Tensor
 
+_ROWS = 256  # of logits that are computed at a time
+
 
 def _gelu(x: Tensor) -> Tensor:
     return F.gelu(x, approximate="tanh")
 
 
 def _squared_relu(x: Tensor) -> Tensor:
-    return F.relu(x).square()
+    return F.relu(x).square_()
 
 
 def _swiglu(x: Tensor) -> Tensor:
     gate, up = x.chunk(2, -1)
-    return F.silu(gate) * up
+    return F.silu(gate).mul_(up)
 
 
 ACTIVATIONS = {"swiglu": _swiglu, "squared_relu": _squared_relu, "gelu": _gelu}
@@ -32,20 +35,25 @@ ACTIVATIONS = {"swiglu": _swiglu, "squared_relu": _squared_relu, "gelu": _gelu}
 
 
 def _slope(gradient: Tensor, x: Tensor, kind: str) -> Tensor:
-    """The gradient of ``x``, both in 32 bits."""
+    """The gradient of ``x``, without memory besides."""
+    found = torch.empty_like(x)
     if kind == "swiglu":
-        gate, up = x.chunk(2, -1)
-        return torch.cat((torch.ops.aten.silu_backward(gradient * up, gate), gradient * F.silu(gate)), -1)
-    if kind == "squared_relu":
-        return gradient * 2 * F.relu(x)
-    found: Tensor = torch.ops.aten.gelu_backward(gradient, x, approximate="tanh")
+        (gate, up), (of_gate, of_up) = x.chunk(2, -1), found.chunk(2, -1)
+        torch.mul(gradient, up, out=of_gate)
+        torch.ops.aten.silu_backward.grad_input(of_gate, gate, grad_input=of_gate)
+        torch.ops.aten.silu.out(gate, out=of_up)
+        of_up.mul_(gradient)
+    elif kind == "squared_relu":
+        torch.clamp(x, min=0, out=found).mul_(gradient).mul_(2)
+    else:
+        torch.ops.aten.gelu_backward.grad_input(gradient, x, approximate="tanh", grad_input=found)
     return found
 
 
 @torch.library.custom_op("megatron::activation", mutates_args=())
 def activation_kernel(x: Tensor, kind: str) -> Tensor:
     """``x [..., width]`` through an entry of :data:`ACTIVATIONS`."""
-    return ACTIVATIONS[kind](x.float()).to(x.dtype)
+    return ACTIVATIONS[kind](x)
 
 
 @activation_kernel.register_fake
@@ -56,7 +64,7 @@ def _(x: Tensor, kind: str) -> Tensor:
 @torch.library.custom_op("megatron::activation_backward", mutates_args=())
 def activation_backward_kernel(gradient: Tensor, x: Tensor, kind: str) -> Tensor:
     """The gradient of ``x`` from that of the result."""
-    return _slope(gradient.float(), x.float(), kind).to(x.dtype)
+    return _slope(gradient, x, kind)
 
 
 @activation_backward_kernel.register_fake
@@ -86,7 +94,7 @@ def activation(x: Tensor, kind: str) -> Tensor:
 @torch.library.custom_op("megatron::weighted_activation", mutates_args=())
 def weighted_activation_kernel(x: Tensor, weights: Tensor, kind: str) -> Tensor:
     """``x [rows, width]`` through an activation, each row times one of ``weights [rows]`` float32."""
-    return (ACTIVATIONS[kind](x.float()) * weights[:, None]).to(x.dtype)
+    return ACTIVATIONS[kind](x).mul_(weights[:, None].to(x.dtype))
 
 
 @weighted_activation_kernel.register_fake
@@ -99,9 +107,8 @@ def weighted_activation_backward_kernel(
     gradient: Tensor, x: Tensor, weights: Tensor, kind: str
 ) -> tuple[Tensor, Tensor]:
     """The gradients of ``x`` and ``weights``."""
-    given, wide = gradient.float(), x.float()
-    of_weights = (given * ACTIVATIONS[kind](wide)).sum(-1)
-    return _slope(given * weights[:, None], wide, kind).to(x.dtype), of_weights
+    of_weights = ACTIVATIONS[kind](x).mul_(gradient).sum(-1, dtype=torch.float32)
+    return _slope(gradient * weights[:, None].to(x.dtype), x, kind), of_weights
 
 
 @weighted_activation_backward_kernel.register_fake
@@ -164,12 +171,15 @@ def rope(x: Tensor, angles: Tensor) -> Tensor:
 @torch.library.custom_op("megatron::loss_statistics", mutates_args=())
 def loss_statistics(logits: Tensor, labels: Tensor, first: int) -> Tensor:
     """``[rows, 3]`` float32 of ``logits [rows, part of the vocabulary]``: largest, sum of exponentials, the label's logit."""
-    wide = logits.float()
-    largest = wide.amax(-1)
+    found = logits.new_empty((logits.shape[0], 3), dtype=torch.float32)
     places = labels - first
     here = (places >= 0) & (places < logits.shape[1])
-    own = wide.gather(1, places.clamp(0, logits.shape[1] - 1)[:, None])[:, 0]
-    return torch.stack((largest, (wide - largest[:, None]).exp().sum(-1), torch.where(here, own, float("-inf"))), -1)
+    own = logits.gather(1, places.clamp(0, logits.shape[1] - 1)[:, None])[:, 0].float()
+    found[:, 2] = torch.where(here, own, float("-inf"))
+    for some, rows in zip(logits.split(_ROWS), found.split(_ROWS), strict=True):
+        rows[:, 0] = some.amax(-1)
+        rows[:, 1] = (some.float() - rows[:, :1]).exp_().sum(-1)
+    return found
 
 
 @loss_statistics.register_fake
@@ -182,12 +192,11 @@ def loss_gradient(logits: Tensor, statistics: Tensor, labels: Tensor, first: int
     """Losses ``[rows]`` float32 from ``statistics [parts, rows, 3]``; ``logits`` become the gradient of their sum."""
     largest = statistics[..., 0].amax(0)
     total = (statistics[..., 1] * (statistics[..., 0] - largest).exp()).sum(0)
-    shares = (logits.float() - largest[:, None]).exp() / total[:, None]
-    places = labels - first
+    for some, most, whole in zip(logits.split(_ROWS), largest.split(_ROWS), total.split(_ROWS), strict=True):
+        some.copy_((some.float() - most[:, None]).exp_().div_(whole[:, None]))
+    places = (labels - first)[:, None]
     here = (places >= 0) & (places < logits.shape[1])
-    rows = here.nonzero()[:, 0]
-    shares[rows, places[rows]] -= 1
-    logits.copy_(shares)
+    logits.scatter_add_(1, places.clamp(0, logits.shape[1] - 1), -here.to(logits.dtype))
     return total.log() + largest - statistics[..., 2].amax(0)
 
 

@@ -310,8 +310,8 @@ class Experts(nn.Module):
         own = shape.experts // ep
         sent = sent.unflatten(0, (ep, own, -1)).transpose(0, 1).flatten(0, 2)
         weights = weights.unflatten(0, (ep, own, -1)).transpose(0, 1).flatten()
-        inner = weighted_activation(grouped_product(sent, self.up), weights, shape.activation)
-        found = grouped_product(inner, self.down)
+        inner = weighted_activation(grouped_product(sent, self.up, mesh), weights, shape.activation)
+        found = grouped_product(inner, self.down, mesh)
         found = exchanged(found.unflatten(0, (own, ep, -1)).transpose(0, 1).flatten(0, 2), mesh, "ep")
         return unpermuted(found, places, flat.shape[0]).view_as(x)
 

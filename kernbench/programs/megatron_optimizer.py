@@ -28,12 +28,12 @@ class Bucket:
 
     Attributes:
         kind: ``split`` over tensor parallelism, ``replicated`` in it, or ``experts``.
-        weights, gradients: flat, in 16 and 32 bits.
+        weights, gradients: flat, in 16 and, as a rule, 32 bits.
         own: this replica's part of both.
         master: that part of the weights in 32 bits.
     """
 
-    def __init__(self, kind: str, parameters: Sequence[nn.Parameter], mesh: Mesh) -> None:
+    def __init__(self, kind: str, parameters: Sequence[nn.Parameter], mesh: Mesh, dtype: torch.dtype) -> None:
         self.kind, self.parameters, self.mesh = kind, list(parameters), mesh
         self.name = _REDUCED_OVER[kind]
         replicas = mesh.size(self.name)
@@ -41,7 +41,7 @@ class Bucket:
         length = math.ceil(count / (replicas * _PADDED)) * replicas * _PADDED
         first = self.parameters[0]
         self.weights = torch.zeros(length, device=first.device, dtype=first.dtype)
-        self.gradients = torch.zeros(length, device=first.device, dtype=torch.float32)
+        self.gradients = torch.zeros(length, device=first.device, dtype=dtype)
         at = 0
         for each in self.parameters:
             place = slice(at, at + each.numel())
@@ -52,7 +52,6 @@ class Bucket:
         share = length // replicas
         self.own = slice(mesh.place(self.name) * share, (mesh.place(self.name) + 1) * share)
         self.master = self.weights[self.own].float()
-        self.master.grad = self.gradients[self.own]
         self.missing: set[int] = set()
         self.work: Any = None
 
@@ -89,6 +88,7 @@ class MegatronOptimizer:
     Args:
         parts: of the model, on this rank.
         mesh: groups of ranks.
+        gradients: dtype in which they are summed and reduced.
         overlap_reduce, overlap_gather: Megatron's ``--overlap-grad-reduce`` and ``--overlap-param-gather``.
         bucket: elements of a bucket, at least, with either.
         learning_rate: of AdamW.
@@ -99,6 +99,7 @@ class MegatronOptimizer:
         parts: Sequence[MegatronPart],
         mesh: Mesh,
         *,
+        gradients: torch.dtype,
         overlap_reduce: bool,
         overlap_gather: bool,
         bucket: int,
@@ -106,7 +107,7 @@ class MegatronOptimizer:
     ) -> None:
         self.mesh, self.overlap_reduce, self.overlap_gather = mesh, overlap_reduce, overlap_gather
         least = bucket if overlap_reduce or overlap_gather else None
-        self.buckets = [Bucket(*each, mesh) for part in parts for each in _cut(part, least)]
+        self.buckets = [Bucket(*each, mesh, gradients) for part in parts for each in _cut(part, least)]
         self.last_microbatch = False
         for each in self.buckets:
             for parameter in each.parameters:
@@ -134,7 +135,11 @@ class MegatronOptimizer:
         buckets = {id(parameter): bucket for bucket in self.buckets for parameter in bucket.parameters}
 
         def waiting(own: list[Bucket]) -> Any:
-            return lambda *_: [bucket.wait() for bucket in own] and None
+            def wait(*_: Any) -> None:
+                for bucket in own:
+                    bucket.wait()
+
+            return wait
 
         inner = [each for layer in part.layers for each in layer.parameters()]
         outer = [each for each in part.parameters() if all(each is not other for other in inner)]
@@ -154,6 +159,7 @@ class MegatronOptimizer:
             if not self.overlap_reduce:
                 each.reduce(wait=True)
             each.wait()
+            each.master.grad = each.gradients[each.own].float()  # no copy of what is in 32 bits
         norm = self._norm()
         if norm > clip:
             torch._foreach_mul_([each.master.grad for each in self.buckets], clip / (norm + 1e-6))

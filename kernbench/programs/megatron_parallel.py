@@ -24,6 +24,7 @@ class Mesh:
         dp_cp: ranks with the same dense weights; reduces gradients and shares the optimizer.
         ep, edp: ranks with different experts of a layer; those with the same.
         world: all ranks.
+        stand_ins: what stands for gradients that products have added up (:func:`stand_in`).
     """
 
     def __init__(self, tp: int, cp: int, ep: int, pp: int) -> None:
@@ -53,6 +54,7 @@ class Mesh:
         self._members = {name: [each for each in every if key(each) == key(rank)] for name, key in keys.items()}
         self.rank, self.world = rank, size
         self.data_parallel = dp
+        self.stand_ins: dict[Any, Tensor] = {}
 
     def group(self, name: str) -> Group:
         """The group of a name."""
@@ -88,26 +90,23 @@ def scattered(x: Tensor, mesh: Mesh, name: str = "tp", wait: bool = True) -> tup
 
 # -- products ------------------------------------------------------------------------------------------------------------
 
-_dummies: dict[tuple[Any, ...], Tensor] = {}
-
-
-def stand_in(weight: Tensor) -> Tensor:
+def stand_in(weight: Tensor, mesh: Mesh) -> Tensor:
     """What autograd is given for a gradient that has been added to ``main_grad``: one tensor per shape, as Transformer Engine has."""
-    key = (weight.shape, weight.dtype, weight.device)
-    if key not in _dummies:
-        _dummies[key] = torch.empty_like(weight, requires_grad=False)
-    return _dummies[key].detach()
+    key = (weight.shape, weight.dtype)
+    if key not in mesh.stand_ins:
+        mesh.stand_ins[key] = torch.empty_like(weight, requires_grad=False)
+    return mesh.stand_ins[key].detach()
 
 
-def accumulate(weight: Tensor, given: Tensor, x: Tensor) -> Tensor:
+def accumulate(weight: Tensor, given: Tensor, x: Tensor, mesh: Mesh) -> Tensor:
     """Add ``given.t() @ x`` to the weight's gradient in 32 bits, as one product. Shapes ``[rows, out]`` and ``[rows, in]``."""
     main: Tensor = weight.main_grad  # type: ignore[attr-defined]
-    if x.dtype is torch.float32:
+    if x.dtype is main.dtype:
         main.addmm_(given.t(), x)
     else:
-        torch.addmm(main, given.t(), x, out_dtype=torch.float32, out=main)
+        torch.addmm(main, given.t(), x, out_dtype=main.dtype, out=main)
     weight.fused = True  # type: ignore[attr-defined]
-    return stand_in(weight)
+    return stand_in(weight, mesh)
 
 
 def rows(x: Tensor) -> Tensor:
@@ -136,7 +135,7 @@ class _Column(torch.autograd.Function):
         if split:
             work.wait()
             of_x, work = scattered(of_x, mesh, wait=False)
-        of_weight = accumulate(weight, rows(given), rows(whole))
+        of_weight = accumulate(weight, rows(given), rows(whole), mesh)
         if split:
             work.wait()
         return of_x, of_weight, None
@@ -158,7 +157,7 @@ class _Row(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         whole = gathered(given, ctx.mesh)[0] if ctx.mesh.size("tp") > 1 else given
         of_x = whole @ weight
-        return of_x, accumulate(weight, rows(whole), rows(x)), None
+        return of_x, accumulate(weight, rows(whole), rows(x), ctx.mesh), None
 
 
 def column_product(x: Tensor, weight: Tensor, mesh: Mesh) -> Tensor:
@@ -177,7 +176,8 @@ class _Grouped(torch.autograd.Function):
     """Rows of ``x`` in equal groups, each by a weight of its own."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, weight: Tensor, mesh: Mesh) -> Tensor:
+        ctx.mesh = mesh
         groups = weight.shape[0]
         each = x.shape[0] // groups
         ends = torch.arange(each, x.shape[0] + 1, each, dtype=torch.int32).to(x.device)
@@ -191,12 +191,12 @@ class _Grouped(torch.autograd.Function):
         of_x = F.grouped_mm(given, weight, offs=ends)
         weight.main_grad.add_(F.grouped_mm(given.t(), x, offs=ends))
         weight.fused = True
-        return of_x, stand_in(weight)
+        return of_x, stand_in(weight, ctx.mesh), None
 
 
-def grouped_product(x: Tensor, weight: Tensor) -> Tensor:
+def grouped_product(x: Tensor, weight: Tensor, mesh: Mesh) -> Tensor:
     """``x [groups * n, in]`` by ``weight [groups, out, in]``: ``[groups * n, out]``."""
-    found: Tensor = _Grouped.apply(x, weight)
+    found: Tensor = _Grouped.apply(x, weight, mesh)
     return found
 
 
