@@ -88,15 +88,15 @@ def _megatron(row: Published, system: str, *more: str) -> Job:
 
 
 def _simumax(row: Published) -> Job:
-    """Megatron-Core as SimuMax launches it (simu_tools/megatron_scripts at 4dcaae5): gradients in 32 bits, nothing overlapped."""
+    """Megatron-Core as SimuMax launches it (simu_tools/megatron_scripts, 4dcaae5): gradients in 32 bits, nothing overlapped."""
     return _megatron(row, "dgx_b200")
 
 
 def _nemo(row: Published) -> Job:
-    """NeMo's recipes for performance (nemo/collections/llm/recipes): gradients in 16 bits, reduced and gathered beside the passes.
+    """NeMo's recipes for performance (nemo/collections/llm/recipes): gradients in 16 bits, reduced beside the passes.
 
-    What they do besides, communication of tensor parallelism beside the product that needs it (``tp_comm_overlap``), is not part of
-    the program.
+    What they do besides, communication of tensor parallelism beside the product that needs it (``tp_comm_overlap``), is not
+    part of the program.
     """
     return _megatron(row, "dgx_h100", "--gradients", "bfloat16", "--overlap-grad-reduce", "--overlap-param-gather")
 

@@ -1,4 +1,4 @@
-"""The table of ``kernbench validate --end-to-end --parallel``: steps by generation, parallelism and size, and what changing one does."""
+"""The table of ``kernbench validate --end-to-end --parallel``: steps by generation and layout, and what changing one does."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ _CHANGES: Mapping[str, tuple[Key, Key]] = {
     "TP 2 instead of CP": (lambda row: -row.layout["CP"], _kept("TP", "CP")),
     "sequence four times as long": (lambda row: row.seq, lambda row: (row.model, row.gpus, tuple(row.layout.values()))),
     "microbatches twice as many": (
-        lambda row: row.accumulate, lambda row: (row.model, row.gpus, _gpu(row), row.seq, row.dtype, tuple(row.layout.values())),
+        lambda row: row.accumulate, lambda row: (row.model, row.gpus, row.seq, row.dtype, tuple(row.layout.values())),
     ),
     "GPUs eight times as many": (
         lambda row: row.gpus, lambda row: (row.model, row.seq, row.dtype, row.batch, row.layout["TP"], row.layout["PP"]),

@@ -1,7 +1,7 @@
 """The tables of published training steps: each row names its source and the commit of it.
 
-``data/published.csv`` are steps of replicated and fully sharded models; ``data/parallel.csv`` are of tensor, pipeline and context
-parallelism.
+``data/published.csv`` are steps of replicated and fully sharded models; ``data/parallel.csv`` are of tensor, pipeline and
+context parallelism.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Published(NamedTuple):
     vague: bool
     reference: str
     allocated: int | None = None
-    layout: Mapping[str, int] = {}  # noqa: RUF012 - of a tuple, which is not changed
+    layout: Mapping[str, int] = {}
 
     @property
     def seconds(self) -> float:

@@ -2,10 +2,10 @@
 
     torchrun --nproc-per-node 8 megatron.py --model llama3-70b --layers 12 --tp 4 --global-batch 16
 
-Tensor parallelism splits the sequence between products; pipelines are 1F1B, with ``--parts`` interleaved; context parallelism is by
-all-to-all between heads and tokens; experts are exchanged for all-to-all; gradients are summed in 32 bits by the products that make
-them, reduced and scattered over replicas; each replica has its part of the optimizer. Nothing of tensor parallelism's
-communication is overlapped but with the product beside it (``tp_comm_overlap`` off).
+Tensor parallelism splits the sequence between products; pipelines are 1F1B, with ``--parts`` interleaved; context parallelism
+is by all-to-all between heads and tokens; tokens reach their experts by all-to-all; gradients are summed in 32 bits by the
+products that make them, reduced and scattered over replicas; each replica has its part of the optimizer. Tensor parallelism's
+communication runs beside the product next to it in backward, and beside nothing in forward (``tp_comm_overlap`` off).
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--recompute", choices=("none", "selective", "full"), default="none")
     parser.add_argument("--overlap-grad-reduce", action="store_true", help="with the last backward pass")
     parser.add_argument("--overlap-param-gather", action="store_true", help="with the next forward pass")
-    parser.add_argument("--bucket", type=int, default=40_000_000, help="elements of a bucket for each replica, with overlap")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of weights and activations")
+    parser.add_argument("--bucket", type=int, default=40_000_000, help="elements of a bucket, with overlap")
+    parser.add_argument(
+        "--dtype", choices=("bfloat16", "float32"), default="bfloat16", help="of weights and activations"
+    )
     parser.add_argument(
         "--gradients", choices=("float32", "bfloat16"), default="float32", help="in which they are summed and reduced"
     )
@@ -76,12 +78,15 @@ def train(args: argparse.Namespace) -> None:
     layout = Layout(mesh, args.seq, args.recompute, args.seed, dtype)
     parts = parts_of(args, shape, layout)
     optimizer = MegatronOptimizer(
-        parts, mesh, gradients=getattr(torch, args.gradients), overlap_reduce=args.overlap_grad_reduce, overlap_gather=args.overlap_param_gather,
+        parts, mesh, gradients=getattr(torch, args.gradients),
+        overlap_reduce=args.overlap_grad_reduce, overlap_gather=args.overlap_param_gather,
         bucket=max(args.bucket, 1_000_000 * mesh.size("dp_cp")), learning_rate=1e-2 if dtype is torch.float32 else 3e-4,
     )  # fmt: skip
     microbatches = args.global_batch // (args.micro_batch * mesh.data_parallel)
     if microbatches * args.micro_batch * mesh.data_parallel != args.global_batch:
-        raise SystemExit(f"--global-batch {args.global_batch} is no multiple of {args.micro_batch} x {mesh.data_parallel}")
+        raise SystemExit(
+            f"--global-batch {args.global_batch} is no multiple of {args.micro_batch} x {mesh.data_parallel}"
+        )
     positions = torch.tensor(layout.positions)
     split = args.seq // (args.cp * args.tp)
     near = None
@@ -91,7 +96,9 @@ def train(args: argparse.Namespace) -> None:
     for step in range(args.steps):
         begin = mesh.place("dp") * microbatches * args.micro_batch
 
-        def forward(part: int, microbatch: int, came: torch.Tensor | None, begin: int = begin, step: int = step) -> torch.Tensor:
+        def forward(
+            part: int, microbatch: int, came: torch.Tensor | None, begin: int = begin, step: int = step
+        ) -> torch.Tensor:
             of = parts[part]
             labels = None
             if of.embedding is not None or of.output is not None:
@@ -124,7 +131,9 @@ def train(args: argparse.Namespace) -> None:
             if mesh.size("dp_cp") > 1:
                 dist.all_reduce(loss, dist.ReduceOp.AVG, group=mesh.group("dp_cp"))
             if mesh.place("dp_cp") == mesh.place("tp") == 0:
-                print(f"step {step}: loss {loss.item():.6f}, gradient {norm:.6f}, {torch.cuda.max_memory_allocated()} bytes")
+                print(
+                    f"step {step}: loss {loss.item():.6f}, gradient {norm:.6f}, {torch.cuda.max_memory_allocated()} bytes"
+                )
     dist.destroy_process_group()
 
 

@@ -72,7 +72,9 @@ SHAPES = {
     "llama2-7b": DecoderShape(32, 4096, 11008, 32, 32, 32000),
     "llama3-8b": DecoderShape(32, 4096, 14336, 32, 8, 128256),
     "llama3-70b": DecoderShape(80, 8192, 28672, 64, 8, 128256),
-    "llama3-405b": DecoderShape(126, 16384, 53248, 128, 16, 128256),  # groups as the launcher of the rows that run it has
+    "llama3-405b": DecoderShape(
+        126, 16384, 53248, 128, 16, 128256
+    ),  # groups as the launcher of the rows that run it has
     "nemotron4-15b": DecoderShape(32, 6144, 24576, 48, 8, 256000, "squared_relu", norm="layer"),
     "nemotron4-340b": DecoderShape(96, 18432, 73728, 96, 8, 256000, "squared_relu", norm="layer"),
     "gpt3-175b": DecoderShape(96, 12288, 49152, 96, 96, 51200, "gelu", norm="layer"),
@@ -149,7 +151,7 @@ class Norm(nn.Module):
 class _Heads(torch.autograd.Function):
     """Queries, keys and values ``[sequence / cp, batch, heads, width]``: from parts of the sequence to parts of the heads.
 
-    Each goes on its way as soon as it is copied into the order of its receivers; what has come is put into the order of the sequence.
+    Each goes on its way as soon as it is in the order of its receivers; what has come is put into the order of the sequence.
     """
 
     @staticmethod
@@ -204,7 +206,9 @@ def _by_heads(mesh: Mesh, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
 
 def _by_sequence(mesh: Mesh, parts: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     cp, order = mesh.size("cp"), _chunks(mesh, back=True)
-    ready = [each.unflatten(0, (2 * cp, -1)).index_select(0, order).flatten(0, 1).unflatten(0, (cp, -1)) for each in parts]
+    ready = [
+        each.unflatten(0, (2 * cp, -1)).index_select(0, order).flatten(0, 1).unflatten(0, (cp, -1)) for each in parts
+    ]
     return tuple(each.movedim(0, 2).flatten(2, 3) for each in _sent(mesh, ready))
 
 
@@ -238,9 +242,9 @@ class MegatronAttention(nn.Module):
         if spread:
             query, key, value = _Heads.apply(mesh, query, key, value)
         with sdpa_kernel([SDPBackend.CUDNN_ATTENTION, SDPBackend.MATH]):  # the latter in 32 bits
-            found = F.scaled_dot_product_attention(
-                *(each.permute(1, 2, 0, 3) for each in (query, key, value)), is_causal=True, enable_gqa=True
-            ).permute(2, 0, 1, 3)
+            query, key, value = (each.permute(1, 2, 0, 3) for each in (query, key, value))
+            found = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+            found = found.permute(2, 0, 1, 3)
         if spread:
             (found,) = _Sequence.apply(mesh, found)
         return found
@@ -266,8 +270,8 @@ class MegatronFeedForward(nn.Module):
 class Experts(nn.Module):
     """A mixture of experts without tensor parallelism inside one; each is fed as much as any other.
 
-    *Routing is balanced by decree*, as benchmarks force it: token ``p`` of a sequence goes to experts ``chosen * p`` and the next
-    ones, around. What the router says weighs them.
+    *Routing is balanced by decree*, as benchmarks force it: token ``p`` of a sequence goes to experts ``chosen * p`` and the
+    next ones, around. What the router says weighs them.
     """
 
     def __init__(self, shape: DecoderShape, layout: Layout, deal: _Dealer, name: str) -> None:
@@ -293,7 +297,9 @@ class Experts(nn.Module):
             slots = sorted((expert, at) for at, expert in enumerate(each for row in chosen for each in row))
             even = len(slots) // shape.experts
             if [expert for expert, _ in slots] != [expert for expert in range(shape.experts) for _ in range(even)]:
-                raise SystemExit(f"{share} x {batch} tokens of a rank do not spread evenly over {shape.experts} experts")
+                raise SystemExit(
+                    f"{share} x {batch} tokens of a rank do not spread evenly over {shape.experts} experts"
+                )
             self.routes[batch] = (torch.tensor(chosen).cuda(), torch.tensor([at for _, at in slots]).cuda())
         return self.routes[batch]
 

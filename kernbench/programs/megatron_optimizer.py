@@ -1,9 +1,9 @@
 """Gradients in 32 bits, reduced and scattered; an optimizer that every replica has a part of (arXiv:1910.02054, stage 1).
 
-As Megatron-Core's ``DistributedDataParallel`` and ``DistributedOptimizer``: weights are views of flat buffers in 16 bits, their
-gradients of such in 32. Products add to them; other gradients are added by a hook. Before it is reduced a buffer is scaled, after
-the optimizer's step its part is gathered from all. With overlap buffers are cut into buckets, reduced as soon as a backward pass
-has been through them, and gathered while the next forward pass runs.
+As Megatron-Core's ``DistributedDataParallel`` and ``DistributedOptimizer``: weights are views of flat buffers in 16 bits,
+their gradients of such in 32. Products add to them; other gradients are added by a hook. Before it is reduced a buffer is
+scaled, after the optimizer's step its part is gathered from all. With overlap buffers are cut into buckets, reduced as soon as
+a backward pass has been through them, and gathered while the next forward pass runs.
 """
 
 from __future__ import annotations
@@ -159,21 +159,21 @@ class MegatronOptimizer:
             if not self.overlap_reduce:
                 each.reduce(wait=True)
             each.wait()
-            each.master.grad = each.gradients[each.own].float()  # no copy of what is in 32 bits
-        norm = self._norm()
+        gradients = [each.gradients[each.own].float() for each in self.buckets]  # no copy of what is in 32 bits
+        for each, gradient in zip(self.buckets, gradients, strict=True):
+            each.master.grad = gradient
+        norm = self._norm(gradients)
         if norm > clip:
-            torch._foreach_mul_([each.master.grad for each in self.buckets], clip / (norm + 1e-6))
+            torch._foreach_mul_(gradients, clip / (norm + 1e-6))
         self.adam.step()
-        torch._foreach_copy_(
-            [each.weights[each.own] for each in self.buckets], [each.master for each in self.buckets]
-        )
+        torch._foreach_copy_([each.weights[each.own] for each in self.buckets], [each.master for each in self.buckets])
         for each in self.buckets:
             each.gather(wait=not self.overlap_gather)
         return norm
 
-    def _norm(self) -> float:
+    def _norm(self, gradients: list[torch.Tensor]) -> float:
         """Over all ranks; what tensor parallelism has several times counts once."""
-        norms = torch._foreach_norm([each.master.grad for each in self.buckets])
+        norms = torch._foreach_norm(gradients)
         times = [1 / self.mesh.size("tp") if each.kind == "replicated" else 1.0 for each in self.buckets]
         total = (torch.stack(norms).square() * torch.tensor(times).cuda()).sum()
         if self.mesh.world > 1:

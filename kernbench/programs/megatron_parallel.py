@@ -90,8 +90,9 @@ def scattered(x: Tensor, mesh: Mesh, name: str = "tp", wait: bool = True) -> tup
 
 # -- products ------------------------------------------------------------------------------------------------------------
 
+
 def stand_in(weight: Tensor, mesh: Mesh) -> Tensor:
-    """What autograd is given for a gradient that has been added to ``main_grad``: one tensor per shape, as Transformer Engine has."""
+    """What autograd is given for a gradient that is in ``main_grad`` already: one per shape, as Transformer Engine has."""
     key = (weight.shape, weight.dtype)
     if key not in mesh.stand_ins:
         mesh.stand_ins[key] = torch.empty_like(weight, requires_grad=False)
@@ -130,7 +131,10 @@ class _Column(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         mesh = ctx.mesh
         split = mesh.size("tp") > 1
-        whole, work = gathered(x, mesh, wait=False) if split else (x, None)
+        work: Any = None
+        whole = x
+        if split:
+            whole, work = gathered(x, mesh, wait=False)
         of_x = given @ weight
         if split:
             work.wait()

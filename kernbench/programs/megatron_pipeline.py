@@ -1,8 +1,8 @@
 """Pipelines: one forward, one backward; and that with several parts of the model per rank (arXiv:2104.04473).
 
-As Megatron-Core's ``pipeline_parallel.schedules``: without interleaving each exchange with a neighbour is one batch of messages,
-after which the host waits for the device; with it they are begun as soon as there is something to send, and waited for where it
-is needed.
+As Megatron-Core's ``pipeline_parallel.schedules``: without interleaving each exchange with a neighbour is one batch of
+messages, after which the host waits for the device; with it they are begun as soon as there is something to send, and waited
+for where it is needed.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ def _wanting(came: Tensor | None) -> Tensor | None:
     return None if came is None else came.requires_grad_()
 
 
-def one_after_the_other(forward: Forward, microbatches: int, scale: float, last_one: Callable[[], None]) -> list[Tensor]:
+def one_after_the_other(
+    forward: Forward, microbatches: int, scale: float, last_one: Callable[[], None]
+) -> list[Tensor]:
     """Without a pipeline: the losses."""
     losses = []
     for each in range(microbatches):
@@ -129,7 +131,8 @@ def one_forward_one_backward(
         if each == warm - 1:
             last_one()
         given = near.exchange(from_after=not last)[1].wait()
-        near.exchange(back=None if first else back(given)) if not first else back(given)
+        of_came = back(given)
+        near.exchange(back=None if first else of_came)
     return losses
 
 
@@ -147,7 +150,6 @@ def interleaved(
     alive: list[list[tuple[Tensor | None, Tensor]]] = [[] for _ in range(parts)]
     came: list[list[Pending]] = [[] for _ in range(parts)]
     given: list[list[Pending]] = [[] for _ in range(parts)]
-    nothing = Pending(None, ())
 
     def part_of(step: int, back: bool = False) -> int:
         found = step % (stages * parts) // stages
@@ -224,5 +226,4 @@ def interleaved(
         gradient = back(step)
         start = first and part_of(step, back=True) == 0
         passed_back(None if start else gradient, next_backward(step))
-    assert not nothing.wait()
     return losses

@@ -5,9 +5,9 @@ device memory and writes its outputs there; what travels between them stays in c
 computing has so many PEs less, and one that is bound by memory so much bandwidth less (ADR 0110). The collective itself is
 taken to go on undisturbed: its blocks are there first, and poll.
 
-Where products are *persistent*, one block on each PE with a list of tiles made beforehand, a product that finds PEs taken does not
-spread over the others: the blocks that have no PE begin when the collective ends or when another block has ended, and then have
-all their tiles before them (ADR 0218).
+Where products are *persistent*, one block on each PE with a list of tiles made beforehand, a product that finds PEs taken does
+not spread over the others: the blocks that have no PE begin when the collective ends or when another block has ended, and then
+have all their tiles before them (ADR 0218).
 
 A kernel's end is fixed when its start is known, which is before a collective that will overlap it may have ended. So what
 counts is when each collective of the SIP that has been posted is expected to run: from the end of what it waits for, for as

@@ -236,10 +236,11 @@ def cudnn_backward(
 ) -> tuple[Any, Any, Any]:  # fmt: skip
     """Its gradient: of query, key and value."""
     repeats = query.shape[1] // key.shape[1]
-    wide = [each.repeat_interleave(repeats, 1) for each in (key, value)]
+    keys, values = (each.repeat_interleave(repeats, 1) for each in (key, value))
+    wanted, kept = (True, True, True, False), logsumexp.squeeze(-1)
     of_query, of_key, of_value, _ = backward(
-        grad, query, *wide, None, out, logsumexp.squeeze(-1), seed, offset, 0.0, (True, True, True, False), is_causal, scale=scale
-    )  # fmt: skip
+        grad, query, keys, values, None, out, kept, seed, offset, 0.0, wanted, is_causal, scale=scale
+    )
     grouped = (each.float().unflatten(1, (-1, repeats)).sum(2) for each in (of_key, of_value))
     found = tuple(torch.empty_like(each) for each in (query, key, value))
     for to, made in zip(found, (of_query, *grouped), strict=True):
