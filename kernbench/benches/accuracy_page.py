@@ -3,8 +3,9 @@
     python -m kernbench.benches.accuracy_page [docs/accuracy.md] [--left-out REPORT.txt ...]
 
 Replaces what is between ``<!-- NAME -->`` and ``<!-- end -->``: ``report`` by what ``kernbench validate`` prints, ``left-out``
-by reports of ``python -m kernbench.benches.cross_validation``, where given, and ``steps`` by what
-``kernbench validate --end-to-end --json`` has written to ``end_to_end.json`` beside the page.
+by reports of ``python -m kernbench.benches.cross_validation``, where given, ``steps`` by what
+``kernbench validate --end-to-end --json`` has written to ``end_to_end.json`` beside the page, and ``parallel`` by what it has
+with ``--parallel`` to ``end_to_end_parallel.json``.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from pathlib import Path
 from kernbench.commands.validate_tables import report
 from kernbench.cost.reference import SHIPPED_MANIFEST
 from kernbench.cost.validation import compare_manifest
-from kernbench.end_to_end.published import published
+from kernbench.end_to_end.parallel_report import parallel_report
+from kernbench.end_to_end.published import published, published_parallel
 from kernbench.end_to_end.report import report as steps_report
 from kernbench.end_to_end.results import read_results
 from kernbench.output_files import write_file
@@ -36,6 +38,9 @@ def rewrite(page: Path, left_out: list[Path]) -> None:
     results = page.with_name("end_to_end.json")
     if results.exists():
         text = replaced(text, "steps", steps_report(read_results(results, published())))
+    results = page.with_name("end_to_end_parallel.json")
+    if results.exists():
+        text = replaced(text, "parallel", parallel_report(read_results(results, published_parallel())))
     if left_out:
         text = replaced(text, "left-out", "\n".join(path.read_text().rstrip() for path in left_out))
     write_file(page, text)

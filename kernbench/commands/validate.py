@@ -16,6 +16,9 @@ from kernbench.output_files import write_file
 @click.option("--json", "json_path", type=click.Path(path_type=Path), help="Write all scores to a JSON file.")
 @click.option("--plot", "plot_directory", type=click.Path(path_type=Path), help="Draw each table into a directory.")
 @click.option("--end-to-end", is_flag=True, help="Run training steps that were published, and compare with those.")
+@click.option(
+    "--parallel", is_flag=True, help="With --end-to-end: steps with tensor, pipeline and context parallelism."
+)
 @click.option("--only", "names", multiple=True, metavar="TEXT", help="Of the published steps those with this id or source, or "
               "with this in their title; may be repeated.")  # fmt: skip
 @click.option("--jobs", "-j", type=click.IntRange(min=1), help="Steps to run side by side; by default one per core.")
@@ -29,8 +32,8 @@ from kernbench.output_files import write_file
     "--timeout", type=click.FloatRange(min=0, min_open=True), metavar="SECONDS", help="Give a run up after this long."
 )
 def command(
-    manifest: Path | None, json_path: Path | None, plot_directory: Path | None, end_to_end: bool, names: tuple[str, ...],
-    jobs: int | None, scheduler: str | None, output: Path, fresh: bool, timeout: float | None,
+    manifest: Path | None, json_path: Path | None, plot_directory: Path | None, end_to_end: bool, parallel: bool,
+    names: tuple[str, ...], jobs: int | None, scheduler: str | None, output: Path, fresh: bool, timeout: float | None,
 ) -> None:  # fmt: skip
     """Compare the models with measured tables; MANIFEST lists them (without one, the tables that are shipped)."""
     if end_to_end:
@@ -39,11 +42,18 @@ def command(
         from kernbench.commands.end_to_end import validate_end_to_end
 
         validate_end_to_end(
-            names, output=output, scheduler=scheduler, jobs=jobs, fresh=fresh, timeout=timeout, json_path=json_path
+            names,
+            parallel=parallel,
+            output=output,
+            scheduler=scheduler,
+            jobs=jobs,
+            fresh=fresh,
+            timeout=timeout,
+            json_path=json_path,
         )
         return
-    if names:
-        raise ConfigError("--only is for --end-to-end")
+    if names or parallel:
+        raise ConfigError(f"{'--only' if names else '--parallel'} is for --end-to-end")
     from kernbench.commands.validate_tables import as_json, draw, report
     from kernbench.cost.reference import SHIPPED_MANIFEST
     from kernbench.cost.validation import compare_manifest

@@ -6,6 +6,7 @@ nothing depends on a single row.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -70,8 +71,40 @@ def _nanogpt(row: Published) -> Job:
     return Job("gpt", ("--batch", str(row.batch), *(["--compile"] if row.compiled else [])), "dgx_a100_40gb", row.gpus)
 
 
+_LAYERED = re.compile(r"(.*?)(?: \((\d+) layers\))?")
+_MODELS = {"Llama 3 70B": "llama3-70b", "Llama 3 405B": "llama3-405b", "Nemotron4 15b": "nemotron4-15b"}
+
+
+def _megatron(row: Published, system: str, *more: str) -> Job:
+    """The same program for all rows with a layout; what its launcher adds is ``more``."""
+    found = _LAYERED.fullmatch(row.model)
+    assert found is not None
+    degrees = [each for name in ("TP", "PP", "CP", "EP") for each in (f"--{name.lower()}", str(row.layout[name]))]
+    arguments = (
+        "--model", _MODELS[found[1]], *(["--layers", found[2]] if found[2] else []), "--seq", str(row.seq),
+        "--micro-batch", str(row.batch), "--global-batch", str(row.global_batch), *degrees, *more,
+    )  # fmt: skip
+    return Job("megatron", arguments, system, row.gpus)
+
+
+def _simumax(row: Published) -> Job:
+    """Megatron-Core as SimuMax launches it (simu_tools/megatron_scripts, 4dcaae5): gradients in 32 bits, nothing overlapped."""
+    return _megatron(row, "dgx_b200")
+
+
+def _nemo(row: Published) -> Job:
+    """NeMo's recipes for performance (nemo/collections/llm/recipes): gradients in 16 bits, reduced beside the passes.
+
+    What they do besides, communication of tensor parallelism beside the product that needs it (``tp_comm_overlap``), is not
+    part of the program.
+    """
+    return _megatron(row, "dgx_h100", "--gradients", "bfloat16", "--overlap-grad-reduce", "--overlap-param-gather")
+
+
 _SOURCES: dict[str, Callable[[Published], Job]] = {
     "torchtitan": _torchtitan,
     "llm-foundry": _llm_foundry,
     "nanoGPT": _nanogpt,
+    "Megatron-Core": _simumax,
+    "NeMo": _nemo,
 }

@@ -1,9 +1,14 @@
-"""The table of published training steps, ``data/published.csv``: each row names its source and the commit of it."""
+"""The tables of published training steps: each row names its source and the commit of it.
+
+``data/published.csv`` are steps of replicated and fully sharded models; ``data/parallel.csv`` are of tensor, pipeline and
+context parallelism.
+"""
 
 from __future__ import annotations
 
 import csv
 import re
+from collections.abc import Callable, Mapping
 from importlib.resources import files
 from typing import NamedTuple
 
@@ -17,7 +22,7 @@ class Published(NamedTuple):
 
     Attributes:
         id: of the row.
-        source: whose figures they are: ``torchtitan``, ``llm-foundry`` or ``nanoGPT``.
+        source: whose figures they are: ``torchtitan``, ``llm-foundry`` or ``nanoGPT``; ``NeMo`` or ``Megatron-Core``.
         model, parallelism, gpu, dtype, checkpointing: as published.
         gpus: how many.
         seq: tokens of a sequence.
@@ -29,6 +34,8 @@ class Published(NamedTuple):
         vague: whether the source leaves open on how many GPUs it was: no figure of the models is set by such a row.
         memory: bytes that the caching allocator reserved at most, None where not published.
         reference: where it is published.
+        allocated: bytes that tensors had at most, None where not published.
+        layout: degrees of parallelism by name (``TP``, ``PP``, ``CP``, ``EP``, ``DP``), of the second table.
     """
 
     id: str
@@ -48,6 +55,8 @@ class Published(NamedTuple):
     memory: int | None
     vague: bool
     reference: str
+    allocated: int | None = None
+    layout: Mapping[str, int] = {}
 
     @property
     def seconds(self) -> float:
@@ -63,14 +72,26 @@ class Published(NamedTuple):
 
 
 def published() -> tuple[Published, ...]:
-    """All rows, in the order of the table."""
-    text = (files("kernbench") / "end_to_end" / "data" / "published.csv").read_text(encoding="utf-8")
-    return tuple(map(_row, csv.DictReader(text.splitlines())))
+    """All rows of the first table, in its order."""
+    return _read("published.csv", _row)
 
 
-def selected(names: tuple[str, ...]) -> tuple[Published, ...]:
-    """The rows whose id, source or title contains one of some texts, all of them without any. Raises ConfigError for none."""
-    rows = published()
+def published_parallel() -> tuple[Published, ...]:
+    """All rows of the second table, in its order."""
+    return _read("parallel.csv", _parallel_row)
+
+
+def _read(name: str, row: Callable[[dict[str, str]], Published]) -> tuple[Published, ...]:
+    text = (files("kernbench") / "end_to_end" / "data" / name).read_text(encoding="utf-8")
+    return tuple(map(row, csv.DictReader(text.splitlines())))
+
+
+def selected(names: tuple[str, ...], *, parallel: bool = False) -> tuple[Published, ...]:
+    """The rows whose id, source or title contains one of some texts, all of them without any. Raises ConfigError for none.
+
+    ``parallel``: of the second table.
+    """
+    rows = published_parallel() if parallel else published()
     found = tuple(row for row in rows if not names or any(_says(row, name) for name in names))
     if not found:
         sources = ", ".join(sorted({row.source for row in rows}))
@@ -111,6 +132,33 @@ def _row(cells: dict[str, str]) -> Published:
         memory=round(float(cells["memory_value"]) * GIB) if cells["memory_value"] else None,
         vague=alone,
         reference=f"{cells['source']} @ {cells['commit']}",
+    )
+
+
+def _parallel_row(cells: dict[str, str]) -> Published:
+    """A line of the second table."""
+    gpus, seq, whole = int(cells["gpus"]), int(cells["seq"]), int(cells["global_batch"])
+    bytes_ = round(float(cells["memory_value"]) * GIB) if cells["memory_value"] else None
+    return Published(
+        id=cells["id"],
+        source=re.split(r"[ ,]", cells["framework"])[0],
+        model=cells["model"],
+        parallelism=cells["parallelism"],
+        gpus=gpus,
+        gpu=cells["gpu"],
+        seq=seq,
+        batch=int(cells["local_batch"]),
+        global_batch=whole,
+        accumulate=int(cells["grad_accum"]),
+        dtype=cells["dtype"],
+        compiled=None,
+        checkpointing=cells["activation_ckpt"],
+        tokens_per_second=whole * seq / gpus / float(cells["value"]),
+        memory=None,
+        vague=False,
+        reference=f"{cells['source']} @ {cells['commit']}",
+        allocated=bytes_,
+        layout={name: int(degree) for name, degree in re.findall(r"(TP|PP|CP|EP|DP) (\d+)", cells["parallelism"])},
     )
 
 

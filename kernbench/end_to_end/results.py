@@ -28,6 +28,7 @@ class StepResult(NamedTuple):
         reserved: bytes that the caching allocator of the fullest rank reserved.
         host_seconds: that the run took on the machine on which it was run.
         problem: why there are no figures, or empty.
+        allocated: bytes that tensors of the fullest rank had at most.
     """
 
     row: Published
@@ -36,6 +37,7 @@ class StepResult(NamedTuple):
     reserved: int = 0
     host_seconds: float = 0.0
     problem: str = ""
+    allocated: int = 0
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -62,7 +64,9 @@ class StepResult(NamedTuple):
 
     @property
     def memory_error(self) -> float | None:
-        """Of the bytes reserved, where they are published."""
+        """Of the bytes reserved or allocated, where either is published."""
+        if self.row.allocated is not None:
+            return self.allocated / self.row.allocated - 1.0
         return None if self.row.memory is None else self.reserved / self.row.memory - 1.0
 
 
@@ -83,7 +87,9 @@ def result_of(row: Published, outcome: Outcome) -> StepResult:
     if outcome.status != OK:
         return StepResult(row, None, host_seconds=took, problem=outcome.error)
     parts = tuple(PathPart(*part) for part in found["parts"])
-    return StepResult(row, float(found["seconds"]), parts, int(found["reserved"]), took)
+    return StepResult(
+        row, float(found["seconds"]), parts, int(found["reserved"]), took, allocated=int(found["allocated"])
+    )
 
 
 def score(results: Iterable[StepResult]) -> StepScore | None:
@@ -124,6 +130,7 @@ def write_results(path: Path, results: Iterable[StepResult]) -> None:
             "reserved": result.reserved,
             "host_seconds": result.host_seconds,
             "problem": result.problem,
+            **({"allocated": result.allocated} if result.row.layout else {}),
         }
         for result in results
     ]
@@ -156,7 +163,7 @@ def read_results(path: Path, rows: Iterable[Published]) -> list[StepResult]:
     return [
         StepResult(
             row, line["seconds"], tuple(PathPart(kind, *figures) for kind, figures in line["parts"].items()), line["reserved"],
-            line["host_seconds"], line["problem"],
+            line["host_seconds"], line["problem"], line.get("allocated", 0),
         )
         for row in rows if (line := found.get(row.id)) is not None
     ]  # fmt: skip

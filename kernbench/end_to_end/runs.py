@@ -58,10 +58,14 @@ def _program(job: Job) -> Path:
 
 def _program_texts(job: Job) -> list[str]:
     """The program, and what it has in common with others."""
-    path = _program(job)
-    own = path.read_text(encoding="utf-8")
-    others = [each for each in sorted(path.parent.glob("*.py")) if f"kernbench.programs.{each.stem} " in own]
-    return [own, *(each.read_text(encoding="utf-8") for each in others)]
+    texts: dict[Path, str] = {}
+    todo = [_program(job)]
+    while todo:
+        path = todo.pop()
+        own = texts[path] = path.read_text(encoding="utf-8")
+        others = [each for each in sorted(path.parent.glob("*.py")) if f"kernbench.programs.{each.stem} " in own]
+        todo += [each for each in others if each not in texts]
+    return list(texts.values())
 
 
 def run_rows(
@@ -119,6 +123,7 @@ def figures_of(result: RunResult) -> Mapping[str, Any]:
         "seconds": result.throughput.seconds_per_step,
         "parts": [list(part.model_dump().values()) for part in result.throughput.parts],
         "reserved": max(rank.reserved_bytes for rank in result.ranks),
+        "allocated": max(rank.allocated_bytes for rank in result.ranks),
         "mfu": result.throughput.mfu,
         "notes": list(result.notes),
     }

@@ -5,6 +5,10 @@ device memory and writes its outputs there; what travels between them stays in c
 computing has so many PEs less, and one that is bound by memory so much bandwidth less (ADR 0110). The collective itself is
 taken to go on undisturbed: its blocks are there first, and poll.
 
+Where products are *persistent*, one block on each PE with a list of tiles made beforehand, a product that finds PEs taken does
+not spread over the others: the blocks that have no PE begin when the collective ends or when another block has ended, and then
+have all their tiles before them (ADR 0218).
+
 A kernel's end is fixed when its start is known, which is before a collective that will overlap it may have ended. So what
 counts is when each collective of the SIP that has been posted is expected to run: from the end of what it waits for, for as
 long as it would take alone. Waiting for other ranks is not foreseen.
@@ -73,10 +77,12 @@ class Interference:
 
     Attributes:
         posted: by SIP, those that may not be over.
+        persistent: whether products have their tiles dealt out among all PEs before they start.
     """
 
     def __init__(self) -> None:
         self.posted: dict[int, list[_Posted]] = {}
+        self.persistent = False
         self._by_operation: dict[Operation, _Posted] = {}
 
     def expect(self, op: Operation, after: Sequence[Operation], load: Load) -> None:
@@ -101,6 +107,10 @@ class Interference:
                 continue
             if begin >= now + left:
                 continue
+            if self.persistent and kind == "gemm" and begin <= start:
+                if past:
+                    self._forget(all_posted, past)
+                return seconds + min(end - start, seconds)
             alone = max(begin - now, 0.0)
             now, left = now + alone, max(left - alone, 0.0)
             slower = 1 + (posted.load.compute if kind in ("gemm", "attention") else posted.load.memory)

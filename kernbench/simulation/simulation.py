@@ -151,6 +151,7 @@ class Simulation:
         self.op_costs = OpCosts(device, brought(plugins.operator_costs()), lambda: str(user_location()),
                                 self.topology.system.host)  # fmt: skip
         engine.clocks.slowdown = kernels_of(device).sustained
+        engine.interference.persistent = kernels_of(device).persistent
         self.assumptions = Assumptions(unknown)
         self.interrupted = ""
         self.remarks: dict[str, None] = {}

@@ -47,6 +47,25 @@ def test_a_kernel_is_slower_as_long_as_a_collective_runs(start, seconds, took):
     assert beside.stretched(*kernel(), start, seconds) == pytest.approx(took)
 
 
+@pytest.mark.parametrize(
+    ("start", "seconds", "took"),
+    [
+        (3.0, 1.0, 2.0),  # inside: the blocks without a PE begin when the others have ended
+        (6.0, 2.0, 3.0),  # they begin when the collective ends, a second later
+        (1.0, 2.0, 2.25),  # it has all PEs when the collective begins, which takes its share
+        (7.0, 1.0, 1.0),  # after it
+    ],
+)
+def test_a_persistent_product_does_not_spread_over_the_pes_that_are_left(start, seconds, took):
+    """A collective from 2 s to 7 s."""
+    beside = Interference()
+    beside.persistent = True
+    beside.expect(collective(2.0), (), Load(5.0, 0.25, 0.5))
+    assert beside.stretched(*kernel(), start, seconds) == pytest.approx(took)
+    if start < 7:
+        assert beside.stretched(*kernel("attention"), start, seconds) == pytest.approx(seconds * 1.25, rel=0.3)
+
+
 def test_what_is_bound_by_memory_has_a_share_of_its_own_and_other_sips_none():
     beside = Interference()
     beside.expect(collective(), (), Load(10.0, 0.25, 0.5))
@@ -83,7 +102,7 @@ def test_a_host_that_has_posted_thousands_ahead():
     assert beside.stretched(*kernel(), 3001.0, 1.0) == 1.0
 
 
-def steps(beside: bool, ranks: int = 8):
+def steps(beside: bool, system: str, ranks: int = 8):
     """Seconds of products beside, or after, an all-reduce of 128 MiB, of each rank."""
     found = {}
 
@@ -99,7 +118,7 @@ def steps(beside: bool, ranks: int = 8):
             a @ a.t()
         work.wait()
 
-    with kernbench.simulate("dgx_h100", enable_data=False) as ctx:
+    with kernbench.simulate(system, enable_data=False) as ctx:
         ctx.multiprocessing.spawn(worker, nprocs=ranks)
         for op in ctx.engine.op_log.operations:
             if op.kind == "gemm":
@@ -107,8 +126,10 @@ def steps(beside: bool, ranks: int = 8):
     return found
 
 
-def test_products_beside_an_all_reduce_have_the_pes_that_its_channels_leave():
-    alone, beside = steps(False), steps(True)
+@pytest.mark.parametrize(("system", "longer"), [("dgx_h100", 2.0), ("dgx_a100", 108 / (108 - 24))])
+def test_products_beside_an_all_reduce_have_the_pes_that_its_channels_leave(system, longer):
+    """Those of an H100 are persistent and need a second wave; those of an A100 have 84 of 108 PEs."""
+    alone, beside = steps(False, system), steps(True, system)
     assert alone == {rank: [alone[0][0]] * 3 for rank in range(8)}
     for rank in range(8):
-        assert beside[rank] == [pytest.approx(alone[0][0] * 132 / (132 - 16))] * 3  # NVLS: 16 channels of 132 PEs
+        assert beside[rank] == [pytest.approx(alone[0][0] * longer)] * 3

@@ -3,7 +3,8 @@
 With dropout, a mask that wants a gradient, or values of another width than keys, ``F.scaled_dot_product_attention`` of CPU
 tensors falls back to products and a softmax: memory of the square of the length, which a GPU's flash or memory-efficient
 kernels do not take. On a simulated GPU it is the memory-efficient kernel's operator, with and without data; so is the
-attention of a program that has switched flash off (``sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION)``). What a GPU computes in
+attention of a program that has switched flash off (``sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION)``). Where cuDNN is all that is
+left (``SDPBackend.CUDNN_ATTENTION``), it is cuDNN's operator, with grouped queries too (ADR 0217). What a GPU computes in
 steps too (three dimensions, grouped queries together with one of these, ``SDPBackend.MATH``) is left to torch.
 """
 
@@ -22,6 +23,7 @@ from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
 _OPERATOR = "_scaled_dot_product_efficient_attention"
+_CUDNN = "_scaled_dot_product_cudnn_attention"
 
 RELIES_ON = (
     Reliance("torch.nn.functional.scaled_dot_product_attention", "programs and torch's layers attend by it"),
@@ -34,6 +36,16 @@ RELIES_ON = (
         f"torch.ops.aten.{_OPERATOR}_backward", "its gradient",
         holds=lambda op: [each.name for each in op.default._schema.arguments][5:12]
         == ["out", "logsumexp", "philox_seed", "philox_offset", "dropout_p", "grad_input_mask", "is_causal"],
+    ),
+    Reliance(
+        f"torch.ops.aten.{_CUDNN}", "autograd and meta kernels know it; it gives the output and the logsumexp first",
+        holds=lambda op: [each.name for each in op.default._schema.arguments][3:7]
+        == ["attn_bias", "compute_log_sumexp", "dropout_p", "is_causal"],
+    ),
+    Reliance(
+        f"torch.ops.aten.{_CUDNN}_backward", "its gradient",
+        holds=lambda op: [each.name for each in op.default._schema.arguments][4:9]
+        == ["out", "logsumexp", "philox_seed", "philox_offset", "attn_bias"],
     ),
 )  # fmt: skip
 
@@ -63,6 +75,10 @@ def install(patches: Patches) -> None:
                 return found
         if _is_jagged(query, key, value) and attn_mask is None:
             return _of_sequences(attention, (query, key, value), dropout_p, is_causal, scale, enable_gqa)
+        if _is_cudnn(query, key, value, attn_mask, dropout_p):
+            return getattr(torch.ops.aten, _CUDNN).default(
+                query, key, value, None, torch.is_grad_enabled(), 0.0, is_causal, scale=scale
+            )[0]
         in_steps = (
             dropout_p > 0
             or not torch.backends.cuda.flash_sdp_enabled()
@@ -120,6 +136,21 @@ def go_around(attention: Callable[..., Any] | None) -> None:
     found.pop(_TRACED, None)
     if attention is None and "__wrapped__" in found:
         found[_TRACED] = found["__wrapped__"]
+
+
+def _is_cudnn(query: Any, key: Any, value: Any, mask: Any, dropout_p: float) -> bool:
+    """Whether cuDNN is the one fused kernel that the program allows, and takes these."""
+    return (
+        torch.backends.cuda.cudnn_sdp_enabled()
+        and not torch.backends.cuda.flash_sdp_enabled()
+        and not torch.backends.cuda.mem_efficient_sdp_enabled()
+        and mask is None
+        and not dropout_p
+        and query.dim() == 4
+        and query.shape[1] % key.shape[1] == 0
+        and query.dtype in (torch.float16, torch.bfloat16)
+        and block_of(query) is not None
+    )
 
 
 def _has_a_kernel(query: Any, key: Any, value: Any, mask: Any, causal: bool) -> bool:
@@ -184,4 +215,42 @@ def _kept(scores: torch.Tensor, dropout_p: float, seed: torch.Tensor) -> Any:
     return (drawn >= dropout_p).float() / (1 - dropout_p)
 
 
-KERNELS: dict[str, Callable[..., Any]] = {f"aten::{_OPERATOR}": forward, f"aten::{_OPERATOR}_backward": backward}
+def cudnn_forward(
+    query: Any, key: Any, value: Any, bias: Any, keep: bool, dropout_p: float = 0.0, is_causal: bool = False,
+    return_debug_mask: bool = False, *, scale: float | None = None,
+) -> tuple[Any, ...]:  # fmt: skip
+    """cuDNN's operator on CPU tensors ``[batch, heads, tokens, width]``; keys and values may have fewer heads."""
+    repeats = query.shape[1] // key.shape[1]
+    scores = _scores(query, key.repeat_interleave(repeats, 1), None, is_causal, scale)
+    shares = scores.softmax(-1)
+    out = torch.empty_like(query.transpose(1, 2)[..., : value.shape[-1]]).transpose(1, 2)
+    out.copy_(shares @ value.float().repeat_interleave(repeats, 1))
+    none = torch.zeros((), dtype=torch.int64)
+    kept = scores.logsumexp(-1, keepdim=True)
+    return out, kept, none, none.clone(), query.shape[2], key.shape[2], none.clone(), none.clone(), none.clone()
+
+
+def cudnn_backward(
+    grad: Any, query: Any, key: Any, value: Any, out: Any, logsumexp: Any, seed: Any, offset: Any, bias: Any, firsts_q: Any,
+    firsts_k: Any, most_q: Any, most_k: Any, dropout_p: float, is_causal: bool, *, scale: float | None = None,
+) -> tuple[Any, Any, Any]:  # fmt: skip
+    """Its gradient: of query, key and value."""
+    repeats = query.shape[1] // key.shape[1]
+    keys, values = (each.repeat_interleave(repeats, 1) for each in (key, value))
+    wanted, kept = (True, True, True, False), logsumexp.squeeze(-1)
+    of_query, of_key, of_value, _ = backward(
+        grad, query, keys, values, None, out, kept, seed, offset, 0.0, wanted, is_causal, scale=scale
+    )
+    grouped = (each.float().unflatten(1, (-1, repeats)).sum(2) for each in (of_key, of_value))
+    found = tuple(torch.empty_like(each) for each in (query, key, value))
+    for to, made in zip(found, (of_query, *grouped), strict=True):
+        to.copy_(made)
+    return found  # type: ignore[return-value]
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    f"aten::{_OPERATOR}": forward,
+    f"aten::{_OPERATOR}_backward": backward,
+    f"aten::{_CUDNN}": cudnn_forward,
+    f"aten::{_CUDNN}_backward": cudnn_backward,
+}
