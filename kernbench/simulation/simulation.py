@@ -150,7 +150,8 @@ class Simulation:
         device = self.topology.device
         self.op_costs = OpCosts(device, brought(plugins.operator_costs()), lambda: str(user_location()),
                                 self.topology.system.host)  # fmt: skip
-        engine.clocks.slowdown = kernels_of(device).sustained
+        kernels = kernels_of(device)
+        engine.clocks.describe(kernels.sustained, kernels.sustained_alone)
         engine.interference.persistent = kernels_of(device).persistent
         self.assumptions = Assumptions(unknown)
         self.interrupted = ""
