@@ -93,19 +93,23 @@ def test_products_that_wait_for_memory_keep_their_time() -> None:
     assert 2 * 16384**2 / took[-1] < resolve_topology("dgx_b200").topology_obj.device.hbm.bandwidth
 
 
-def test_a_long_training_step_is_slowed_by_its_generations_figure() -> None:
-    slowdown = kernels_of(resolve_topology("dgx_h100").topology_obj.device).sustained
+@pytest.mark.parametrize("ranks", [1, 8])
+def test_a_long_training_step_is_slowed_by_its_generations_figure(ranks: int) -> None:
+    kernels = kernels_of(resolve_topology("dgx_h100").topology_obj.device)
+    slowdown = kernels.sustained if ranks == 8 else kernels.sustained_alone
+    assert slowdown is not None
     took: list[float] = []
 
     def body(rank: int) -> None:
         import torch
 
         a = torch.empty(8192, 8192, device="cuda", dtype=torch.bfloat16)
-        for _ in range(150):
+        for _ in range(400):
             a @ a
 
     with kernbench.simulate("dgx_h100", enable_data=False) as ctx:
-        ctx.multiprocessing.spawn(body, nprocs=1)
-        took = [op.end - op.start for op in ctx.engine.op_log.operations if op.kind == "gemm"]  # type: ignore[operator]
+        ctx.multiprocessing.spawn(body, nprocs=ranks)
+        log = ctx.engine.op_log.operations
+        took = [op.end - op.start for op in log if op.kind == "gemm" and op.rank == 0]  # type: ignore[operator]
     assert slowdown > 0.1
     assert took[-1] / took[0] == pytest.approx(1 + slowdown)
