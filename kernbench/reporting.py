@@ -50,5 +50,5 @@ def report_step() -> None:
 
 def _current_simulation() -> Any:
     """The simulation whose rank runs, None outside: then the module that knows it is not imported."""
-    known = sys.modules.get("kernbench.simulation.current")
+    known = sys.modules.get("kernbench.simulation.active_simulation")
     return None if known is None else known.current_simulation()

@@ -6,15 +6,13 @@ import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from kernbench.commands.points_bar import points_bar
 from kernbench.end_to_end.parallel_report import parallel_report
 from kernbench.end_to_end.published import published, published_parallel, selected
 from kernbench.end_to_end.report import report
 from kernbench.end_to_end.results import merged, read_results, result_of, write_results
 from kernbench.end_to_end.runs import run_rows
-from kernbench.sweep.outcome import Outcome
 
 
 def validate_end_to_end(
@@ -22,6 +20,7 @@ def validate_end_to_end(
     *,
     parallel: bool,
     output: Path,
+    scheduler: str | None,
     jobs: int | None,
     fresh: bool,
     timeout: float | None,
@@ -32,15 +31,10 @@ def validate_end_to_end(
     A file ``json_path`` gets these rows; others that it has stay in it.
     """
     rows = selected(names, parallel=parallel)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        shown = bar.add_task("rows", total=None)
-
-        def advance(outcome: Outcome, done: int, total: int) -> None:
-            bar.update(shown, completed=done, total=total)
-
-        found = run_rows(rows, output=output, jobs=jobs or 0, fresh=fresh, timeout=timeout, progress=advance)
+    with points_bar("rows") as advance:
+        found = run_rows(
+            rows, output=output, scheduler=scheduler, jobs=jobs or 0, fresh=fresh, timeout=timeout, progress=advance
+        )
     results = [result_of(row, found[row.id]) for row in rows]
     click.echo((parallel_report if parallel else report)(results))
     if json_path is not None:

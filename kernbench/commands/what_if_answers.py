@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from kernbench.commands.points_bar import points_bar
 from kernbench.errors import ConfigError
 from kernbench.html_report.study import write_study
-from kernbench.sweep import Outcome
 from kernbench.trace.steps_report import duration, scaled
 from kernbench.what_if import Answer, Question, ask
 from kernbench.what_if.point import tasks_of
@@ -45,14 +43,7 @@ def answer_question(
             problem = f"  # {task.problem}" if task.problem else ""
             click.echo(f"{variables}kernbench {shlex.join(task.arguments)}{problem}")
         return
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        line = bar.add_task(Path(program).stem, total=None)
-
-        def advance(outcome: Outcome, done: int, total: int) -> None:
-            bar.update(line, completed=done, total=total)
-
+    with points_bar(Path(program).stem) as advance:
         answer = ask(
             question, output=output or Path(f"what-if-{Path(program).stem}"), scheduler=scheduler, jobs=jobs, resume=not fresh,
             retry_failed=retry_failed, timeout=timeout, progress=advance,

@@ -10,7 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
@@ -38,14 +38,12 @@ class RankProgram:
         file: its path.
         package: ``__package__`` of a module, None for a script.
         argv: ``sys.argv``.
-        names: globals that the code wants besides Python's.
     """
 
     code: CodeType
     file: str
     package: str | None
     argv: tuple[str, ...]
-    names: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def script(cls, path: str, args: Sequence[str]) -> RankProgram:
@@ -70,7 +68,7 @@ class RankProgram:
         if ctx.simulation.engine.enable_data:
             return self
         marked = marked_source.compiled(Path(self.file).read_bytes(), self.file)
-        return replace(self, code=marked, names=marked_source.NAMES)
+        return replace(self, code=marked)
 
     def fresh_main(self) -> ModuleType:
         """A ``__main__`` that has not run yet."""
@@ -79,7 +77,6 @@ class RankProgram:
         main.__package__ = self.package
         vars(main)["__builtins__"] = builtins
         vars(main)["__cached__"] = None
-        vars(main).update(self.names)
         return main
 
 

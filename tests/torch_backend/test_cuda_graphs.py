@@ -340,3 +340,19 @@ def test_a_capture_leaves_memory_as_it_was(run: Callable[..., list[Any]]) -> Non
     for eager, captured in run(body, 2):
         assert eager[:-1] == captured[:-1]
         assert torch.equal(eager[-1], captured[-1])
+
+
+def test_operands_keep_their_memory_when_their_tensors_are_given_other_data(run: Callable[..., list[Any]]) -> None:
+    def body() -> Any:
+        x, between, out = (torch.ones(4, device="cuda") for _ in range(3))
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            torch.add(x, 1, out=between)
+            torch.mul(between, 3, out=out)
+        kept = between.detach()
+        between.data = torch.empty(0, device="cuda")  # as libraries do that give memory back early
+        x.fill_(4)
+        graph.replay()
+        return out.tolist(), kept.tolist(), between.numel()
+
+    assert run(body) == [([15.0] * 4, [5.0] * 4, 0)]

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 
 from kernbench.errors import KernbenchError
-from kernbench.simulation import known
-from kernbench.simulation.assumptions import default_stand_in, fill
+from kernbench.simulation.memory.storages import NOTE, SMALL_BYTES, Block
+from kernbench.simulation.memory.tensor_queries import listed_tensors
 from kernbench.simulation.simulation import Simulation
-from kernbench.simulation.storages import NOTE, SMALL_BYTES, Block
-from kernbench.simulation.tensors import listed_tensors
-from kernbench.torch_backend.gpu.placement import PLAIN
-from kernbench.torch_backend.gpu.rank_device import RankDevice
-from kernbench.torch_backend.hollow.looks import as_stated
-from kernbench.torch_backend.hollow.selections import selected
+from kernbench.simulation.values import known_values
+from kernbench.simulation.values.assumptions import default_stand_in, fill
+from kernbench.torch_backend.gpu.device.rank_device import RankDevice
+from kernbench.torch_backend.gpu.tensors.placement import PLAIN
+from kernbench.torch_backend.hollow.data_dependent_shapes import selected
+from kernbench.torch_backend.hollow.host_looks import as_stated
 from kernbench.torch_backend.hollow.shapes import Described, UnknownShapeError, allocate, described, made_on_host
 from kernbench.torch_backend.hollow.stand_ins import assume, element_of, has_rule, keeps_to_stand_ins, places, stored_of
 from kernbench.torch_backend.hollow.whole_numbers import filled, fills_whole, gives_whole, keep_whole, stay_whole
@@ -100,7 +100,7 @@ class Survey:
             else:
                 if stored.hollow:
                     self.hollow = True
-                if stored.stand_in is not None and (stored.missing is None or known.is_unknown(stored, value)):
+                if stored.stand_in is not None and (stored.missing is None or known_values.is_unknown(stored, value)):
                     self.unknown = True
                 if type(stored) is Block:
                     self.on_gpu = True
@@ -219,7 +219,7 @@ class HollowValues:
         made = []
         for each in results:
             stored = stored_of(each)
-            if type(stored) is not Block or not stored.hollow or each.dtype in known.WHOLE:
+            if type(stored) is not Block or not stored.hollow or each.dtype in known_values.WHOLE:
                 return []  # it was computed, or something else may be assumed of it
             made.append((Described(tuple(each.shape), tuple(each.stride()), each.dtype), stored.stand_in))
         return made
@@ -277,7 +277,7 @@ class HollowValues:
         elif on_gpu and value is None:
             return tensor  # as all that is large and on a GPU
         note = self._storages.note(tensor)
-        if operator.allocates and (small or what.dtype in known.WHOLE):
+        if operator.allocates and (small or what.dtype in known_values.WHOLE):
             note.missing = ((0, _storage(tensor).nbytes()),)
         note.hollow = not small
         note.stand_in = (0.0 if value is None else value) if small else value
@@ -331,7 +331,7 @@ class HollowValues:
             if operator.writes_all and not any(
                 stored is not None and stored.unknown for stored in map(stored_of, listed_tensors(args[1:]))
             ):
-                known.write(self._storages, targets[:1])
+                known_values.write(self._storages, targets[:1])
                 return
             for tensor in listed_tensors((*targets, *(result if isinstance(result, list | tuple) else (result,)))):
                 note = self._storages.note(tensor)

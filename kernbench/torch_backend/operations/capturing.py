@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from kernbench.simulation.hosts import Host
-from kernbench.simulation.tensors import listed_tensors
-from kernbench.torch_backend.gpu.generators import home_of
-from kernbench.torch_backend.gpu.placement import block_of
+from kernbench.simulation.memory.tensor_queries import listed_tensors
+from kernbench.simulation.ranks.hosts import Host
+from kernbench.torch_backend.gpu.device.generators import home_of
+from kernbench.torch_backend.gpu.tensors.placement import block_of
 from kernbench.torch_backend.operations.calls import OperatorCall
 
 
@@ -24,10 +24,18 @@ def capture(call: OperatorCall) -> None:
         assert host.capture is not None
         if operator.draws and kwargs.get("generator") is not None:
             kwargs = {**kwargs, "generator": home_of(kwargs["generator"])}
-        again = functools.partial(operator.func, *args, **kwargs)
+        kept = {name: _held(value) for name, value in kwargs.items()}
+        again = functools.partial(operator.func, *map(_held, args), **kept)
         host.capture.add(
             computes_again(host, device.generators.as_now(again) if operator.draws else again, call.result)
         )
+
+
+def _held(value: Any) -> Any:
+    """The same memory, also when a program gives the tensor other data later (``tensor.data = other``)."""
+    if isinstance(value, torch.Tensor):
+        return value.detach()
+    return [_held(each) for each in value] if isinstance(value, list | tuple) else value
 
 
 def computes_again(host: Host, compute: Callable[[], Any], result: Any) -> Callable[[], None]:

@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 import torch
 
-from kernbench.torch_backend.gpu.generators import home_of
-from kernbench.torch_backend.gpu.placement import block_of
-from kernbench.torch_backend.gpu.rank_device import RankDevice
+from kernbench.torch_backend.gpu.device.generators import home_of
+from kernbench.torch_backend.gpu.device.rank_device import RankDevice
+from kernbench.torch_backend.gpu.tensors.placement import block_of
 from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.operations.operators import TorchOperator
 

@@ -5,7 +5,7 @@ on a simulated GPU are recorded; in a program that uses no GPU, those on any ten
 
 An operation goes down once: its row (:mod:`~kernbench.torch_backend.operations.operators`) says what kind it is; it is computed
 (:class:`~kernbench.torch_backend.operations.computing.Executor`); its result is placed in a SIP's memory; it is priced, and put
-on the host's stream. Features listen to these stages (:class:`~kernbench.simulation.listening.Listener`).
+on the host's stream. Features listen to these stages (:class:`~kernbench.simulation.ranks.listeners.Listener`).
 
 An operation that follows one whose end is known, which is nearly always, needs no event: its times are set at once.
 """
@@ -23,17 +23,17 @@ from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernbench.cost.work import Cost
-from kernbench.simulation.capture_effects import keep
-from kernbench.simulation.hosts import Host
-from kernbench.simulation.listening import Stages
+from kernbench.simulation.memory.storages import NOTE, DeviceMemory
+from kernbench.simulation.memory.tensor_queries import listed_tensors, plain_of, tells_of_looks
+from kernbench.simulation.ranks.hosts import Host
+from kernbench.simulation.ranks.listeners import Stages
 from kernbench.simulation.simulation import Simulation
-from kernbench.simulation.storages import NOTE, DeviceMemory
-from kernbench.simulation.tensors import listed_tensors, plain_of, tells_of_looks
-from kernbench.torch_backend.gpu.host_memory import explain_operation
-from kernbench.torch_backend.gpu.nested_tensors import as_rows, is_nested, is_view
-from kernbench.torch_backend.gpu.pinning import is_pinned, pinned
-from kernbench.torch_backend.gpu.placement import PLAIN, block_of, is_described, place, place_result, recount
-from kernbench.torch_backend.gpu.rank_device import RankDevice
+from kernbench.simulation.values.capture_rollback import keep
+from kernbench.torch_backend.gpu.device.rank_device import RankDevice
+from kernbench.torch_backend.gpu.memory.host_memory import explain_operation
+from kernbench.torch_backend.gpu.tensors.nested_tensors import as_rows, is_nested, is_view
+from kernbench.torch_backend.gpu.tensors.pinning import is_pinned, pinned
+from kernbench.torch_backend.gpu.tensors.placement import PLAIN, block_of, is_described, place, place_result, recount
 from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.operations.capturing import capture
 from kernbench.torch_backend.operations.computing import Executor
@@ -147,7 +147,7 @@ class Recorder(TorchDispatchMode):
         if not known or host.stream in host.awaited or (self._hollow and _fake_mode(_FAKE)):
             return self._whole(func, types, args, kwargs)
         try:
-            key, memory = signature(args, kwargs, self._hollow, operator.copies)
+            key, memory = signature(args, kwargs, self._hollow, operator.beside)
             plan = known[key]
         except NOT_PLANNED:
             return self._whole(func, types, args, kwargs)
@@ -338,8 +338,8 @@ class Recorder(TorchDispatchMode):
         if wanted is not None:
             placed = wanted.type == "cuda" or (on_device and _stays(device, operator.name, inputs, outputs))
             if transfers and placed != on_device:
-                goes_on = not placed and operator.is_non_blocking(args, kwargs)
-                if goes_on:
+                goes_on = operator.is_non_blocking(args, kwargs)
+                if goes_on and not placed:
                     pinned(outputs[0])  # what torch allocates for it is
                 with self._while_waiting():
                     target = device.memory_at(wanted) if placed else None
@@ -350,7 +350,7 @@ class Recorder(TorchDispatchMode):
         if transfers and wanted is None and len(blocks) == 2:  # `copy_`
             there, origin = blocks
             if (there is None) != (origin is None):
-                goes_on = there is None and is_pinned(outputs[0]) and operator.is_non_blocking(args, kwargs)
+                goes_on = (there is not None or is_pinned(outputs[0])) and operator.is_non_blocking(args, kwargs)
                 with self._while_waiting():
                     device.transfer(outputs, None if there is None else there.memory, inputs[1], waits=not goes_on)
                 return False
@@ -408,8 +408,8 @@ class Recorder(TorchDispatchMode):
         self, operator: TorchOperator, inputs: list[torch.Tensor], outputs: list[torch.Tensor], flag: bool
     ) -> Cost:
         """What it takes. Raises RuntimeError if a tensor has no shape."""
-        crossed = operator.copies and len(outputs) == 1 and _crosses(inputs[-1], outputs[0])
-        return self._costs.of_tensors(operator.name, inputs, outputs, flag, crossed)
+        layout = _layout(inputs[-1], outputs[0]) if operator.copies and len(outputs) == 1 else ""
+        return self._costs.of_tensors(operator.name, inputs, outputs, flag, layout)
 
 
 _nothing: Any = nullcontext()
@@ -445,12 +445,26 @@ def _as_they_are(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     ]
 
 
-def _crosses(source: torch.Tensor, target: torch.Tensor) -> bool:
-    """Whether neighbours in the memory of a copy are none in that of the original: rows become columns."""
+def _layout(source: torch.Tensor, target: torch.Tensor) -> str:
+    """What kind of copy it is: neighbours in the copy's memory are none in the original's (``"transpose"``: rows become
+    columns); one of both has gaps (``"strided"``); else nothing."""
     if source.shape != target.shape or source.layout is not torch.strided:
-        return False
+        return ""
     beside = zip(source.shape, source.stride(), target.stride(), strict=True)
-    return any(there == 1 and size > 1 and here > 1 for size, here, there in beside)
+    if any(there == 1 and size > 1 and here > 1 for size, here, there in beside):
+        return "transpose"
+    return "" if source.stride() == target.stride() or (_is_dense(source) and _is_dense(target)) else "strided"
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements fill a stretch of memory, in whatever order of dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
 
 
 def _stays(device: RankDevice, name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:

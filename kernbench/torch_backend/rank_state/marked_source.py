@@ -19,9 +19,9 @@ from importlib.machinery import ModuleSpec, SourceFileLoader
 from types import CodeType, ModuleType
 from typing import Any
 
-import torch
+from torch.compiler import is_compiling
 
-from kernbench.simulation.locations import is_installed, is_pythons, is_users
+from kernbench.simulation.ranks.locations import is_installed, is_pythons, is_users
 from kernbench.torch_backend.hollow.assumed_numbers import (
     as_float,
     as_int,
@@ -76,17 +76,17 @@ def _marking(function: Any) -> Any:
     return _computes(function) if function in _PYTHONS else function
 
 
-NAMES: dict[str, Any] = {
-    "__kernbench_traced__": torch.compiler.is_compiling,
-    "__kernbench_marking__": _marking,
-    "__kernbench_operator__": operator,
-    "__kernbench_written__": written,
+_NAMES = {
+    "__kernbench_traced__": is_compiling.__name__,
+    "__kernbench_marking__": _marking.__name__,
+    "__kernbench_operator__": operator.__name__,
+    "__kernbench_written__": written.__name__,
 }
-"""What the code calls, by the names that a module's globals must have for it."""
+"""What the code calls, by what this module calls it. The code imports them itself, for it may be ``runpy`` that executes it."""
 
 
 def compiled(source: bytes | str, path: str) -> CodeType:
-    """The code of a module of which :data:`NAMES` are globals. Raises SyntaxError, as ``compile`` does."""
+    """The code of a module. Raises SyntaxError, as ``compile`` does."""
     tree = ast.parse(source, path)
     calls = _Calls()
     for each in ast.walk(tree):
@@ -95,8 +95,21 @@ def compiled(source: bytes | str, path: str) -> CodeType:
         elif isinstance(each, ast.ImportFrom) and each.module in _COMPUTE and not each.level:
             functions = _COMPUTE[each.module][1]
             calls.functions |= {name.asname or name.name for name in each.names if name.name in functions}
-    code: CodeType = compile(calls.visit(tree), path, "exec", dont_inherit=True)
+    tree = calls.visit(tree)
+    _import_names(tree)
+    code: CodeType = compile(tree, path, "exec", dont_inherit=True)
     return code
+
+
+def _import_names(tree: ast.Module) -> None:
+    """Put the import of :data:`_NAMES` behind what must be first in a module: its docstring, imports of ``__future__``."""
+    first = 0 if ast.get_docstring(tree, clean=False) is None else 1
+    while first < len(tree.body) and getattr(tree.body[first], "module", None) == "__future__":
+        first += 1
+    if first < len(tree.body):
+        aliases = [ast.alias(ours, name) for name, ours in _NAMES.items()]
+        node = ast.copy_location(ast.ImportFrom(__name__, aliases, 0), tree.body[first])
+        tree.body.insert(first, ast.fix_missing_locations(node))
 
 
 class _Calls(ast.NodeTransformer):
@@ -191,11 +204,6 @@ class MarkedLoader(SourceFileLoader):
         """Compiled each time: the files beside it are those of a Python that compiles otherwise."""
         path = self.get_filename(fullname)
         return compiled(self.get_data(path), path)
-
-    def exec_module(self, module: Any) -> None:
-        """Give it the names, and execute it."""
-        vars(module).update(NAMES)
-        super().exec_module(module)
 
 
 def with_marks(spec: ModuleSpec) -> ModuleSpec:
