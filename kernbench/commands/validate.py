@@ -42,7 +42,13 @@ def command(
         from kernbench.commands.end_to_end import validate_end_to_end
 
         validate_end_to_end(
-            names, parallel=parallel, output=output, scheduler=scheduler, jobs=jobs, fresh=fresh, timeout=timeout,
+            names,
+            parallel=parallel,
+            output=output,
+            scheduler=scheduler,
+            jobs=jobs,
+            fresh=fresh,
+            timeout=timeout,
             json_path=json_path,
         )
         return

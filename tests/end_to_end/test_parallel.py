@@ -88,10 +88,14 @@ def test_a_row_comes_to_what_the_file_says(names: tuple[str, ...], kept: dict[st
     for each in rows:
         result = result_of(each, found[each.id])
         assert result.seconds is not None, result.problem
-        assert result.seconds == pytest.approx(kept[each.id].seconds, rel=0.005), "write the file again: docs/accuracy.md"
+        assert result.seconds == pytest.approx(kept[each.id].seconds, rel=0.005), (
+            "write the file again: docs/accuracy.md"
+        )
         assert result.allocated == pytest.approx(kept[each.id].allocated, rel=0.01)
 
 
 def test_the_page_is_what_the_file_says(kept: dict[str, StepResult]) -> None:
     page = Path("docs/accuracy.md").read_text(encoding="utf-8")
-    assert replaced(page, "parallel", parallel_report(list(kept.values()))) == page, "run python -m kernbench.benches.accuracy_page"
+    assert replaced(page, "parallel", parallel_report(list(kept.values()))) == page, (
+        "run python -m kernbench.benches.accuracy_page"
+    )
