@@ -25,10 +25,12 @@ class Clocks:
 
     Attributes:
         slowdown: share by which products take longer at the sustained clock than at the boost clock.
+        between: shares of the time: below the first products run at the boost clock, above the second at the sustained one.
     """
 
     def __init__(self) -> None:
         self.slowdown = 0.0
+        self.between = _FREE, _FULL
         self._seen: dict[int, tuple[float, float]] = {}
         self._settled: dict[int, tuple[float, float]] = {}
         self._steps: dict[int, deque[Operation]] = {}
@@ -43,7 +45,8 @@ class Clocks:
             self._settle(sip)
         last, busy = self._seen.get(sip) or self._settled.setdefault(sip, (start, 0.0))
         busy *= exp(min(last - start, 0.0) / MEMORY)
-        share = min(max((busy - _FREE) / (_FULL - _FREE), 0.0), 1.0)
+        free, full = self.between
+        share = min(max((busy - free) / (full - free), 0.0), 1.0)
         seconds *= 1 + self.slowdown * share
         kept = exp(-seconds / MEMORY)
         self._seen[sip] = (start + seconds, busy * kept + 1 - kept)

@@ -149,6 +149,7 @@ class Simulation:
         self.op_costs = OpCosts(device, brought(plugins.operator_costs()), lambda: str(user_location()),
                                 self.topology.system.host)  # fmt: skip
         engine.clocks.slowdown = kernels_of(device).sustained
+        engine.clocks.between = kernels_of(device).sustained_between
         engine.interference.persistent = kernels_of(device).persistent
         self.assumptions = Assumptions(unknown)
         self.interrupted = ""
