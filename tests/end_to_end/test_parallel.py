@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from benches.accuracy_page import replaced
 
+from kernbench.benches.accuracy_page import replaced
 from kernbench.end_to_end.jobs import job_of
 from kernbench.end_to_end.parallel_report import parallel_report
 from kernbench.end_to_end.published import GIB, Published, published_parallel, selected
@@ -97,5 +97,5 @@ def test_a_row_comes_to_what_the_file_says(names: tuple[str, ...], kept: dict[st
 def test_the_page_is_what_the_file_says(kept: dict[str, StepResult]) -> None:
     page = Path("docs/accuracy.md").read_text(encoding="utf-8")
     assert replaced(page, "parallel", parallel_report(list(kept.values()))) == page, (
-        "run python -m benches.accuracy_page"
+        "run python -m kernbench.benches.accuracy_page"
     )
