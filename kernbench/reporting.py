@@ -87,12 +87,9 @@ def report_engine_step(
     """
     simulation = _current_simulation()
     if simulation is not None:
-        from kernbench.simulation.ranks.serving_requests import EngineStep
-
         host = simulation.hosts.current()
         moment = host.clock if at is None else float(at)
-        step = EngineStep(moment, prefill, decode, running, waiting, blocks_used, blocks)
-        simulation.requests.step(host.rank or 0, step)
+        simulation.requests.step(host.rank or 0, moment, prefill, decode, running, waiting, blocks_used, blocks)
 
 
 def _current_simulation() -> Any:

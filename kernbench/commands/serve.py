@@ -11,7 +11,7 @@ from kernbench.commands.report_option import report_option
 from kernbench.names import SYSTEM
 
 
-class Engine(NamedTuple):
+class EngineModule(NamedTuple):
     """How an engine is run: its module, the packages that it imports by their stand-ins, the ranks that run without data."""
 
     module: str
@@ -20,8 +20,8 @@ class Engine(NamedTuple):
 
 
 ENGINES = {
-    "kernbench": Engine("kernbench.programs.serving", ("flash_attn",), "0"),
-    "vllm": Engine("kernbench.programs.serving_vllm", ("auto",), "all"),
+    "kernbench": EngineModule("kernbench.programs.serving", ("flash_attn",), "0"),
+    "vllm": EngineModule("kernbench.programs.serving_vllm", ("auto",), "all"),
 }
 
 

@@ -30,7 +30,6 @@ from kernbench.simulation.memory.process_memory import ProcessMemory
 from kernbench.simulation.memory.tensor_queries import storage_of
 from kernbench.simulation.ranks.hosts import Host
 from kernbench.simulation.ranks.locations import user_location
-from kernbench.simulation.ranks.serving_requests import EngineStep
 from kernbench.simulation.ranks.training_steps import StepEnd
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.time.wait_queue import Awaited
@@ -407,8 +406,8 @@ class RankSide(Uplink):
     def _requests_event(self, rank: int, name: str, event: str, tokens: int, at: float) -> None:
         self.cast("request", rank, name, event, tokens, at)
 
-    def _requests_step(self, rank: int, step: EngineStep) -> None:
-        self.cast("engine_step", rank, step)
+    def _requests_step(self, rank: int, at: float, *figures: int) -> None:
+        self.cast("engine_step", rank, at, *figures)
 
     def _step_ended(self, number: int, end: StepEnd) -> None:
         self.cast("step", number, end.clock, self.numbers(end.tails), end.account.copy())

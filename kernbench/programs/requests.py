@@ -14,8 +14,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kernbench.errors import ConfigError
-
 FORMS = "FILE.jsonl, poisson:4/s,in=1024,out=256,n=200,seed=0, burst:in=1024,out=256,n=64 or none"
 """What ``--requests`` takes. A length may be a range, ``in=512-2048``, of which each length is as likely as any other."""
 
@@ -23,7 +21,7 @@ _GIVEN = {"in": "1024", "out": "256", "n": "200", "seed": "0"}
 
 
 @dataclass(frozen=True)
-class Request:
+class ServedRequest:
     """One request.
 
     Attributes:
@@ -39,11 +37,11 @@ class Request:
     wanted: int
 
 
-def requests_of(text: str, vocabulary: int) -> list[Request]:
+def requests_of(text: str, vocabulary: int) -> list[ServedRequest]:
     """The requests that ``text`` names (:data:`FORMS`), by arrival; tokens are drawn below ``vocabulary``, from the seed.
 
     Raises:
-        ConfigError: it is none of these forms, or the file cannot be read.
+        ValueError: it is none of these forms, or the file cannot be read.
     """
     if text == "none":
         return []
@@ -51,11 +49,11 @@ def requests_of(text: str, vocabulary: int) -> list[Request]:
     if colon and kind in ("poisson", "burst"):
         return list(_drawn(text, kind, rest.split(","), vocabulary))
     if not text.endswith(".jsonl"):
-        raise ConfigError(f"--requests {text}: expected {FORMS}")
+        raise ValueError(f"--requests {text}: expected {FORMS}")
     return sorted(_read(Path(text), vocabulary), key=lambda request: request.arrival)
 
 
-def limited(requests: Iterable[Request], longest: int) -> list[Request]:
+def limited(requests: Iterable[ServedRequest], longest: int) -> list[ServedRequest]:
     """The requests, cut to what a model can hold: ``longest`` tokens with what is generated."""
     cut = []
     for each in requests:
@@ -64,35 +62,35 @@ def limited(requests: Iterable[Request], longest: int) -> list[Request]:
     return cut
 
 
-def _drawn(text: str, kind: str, parts: list[str], vocabulary: int) -> Iterator[Request]:
+def _drawn(text: str, kind: str, parts: list[str], vocabulary: int) -> Iterator[ServedRequest]:
     rate = 0.0
     if kind == "poisson":
         match = re.fullmatch(r"([\d.]+)/s", parts[0])
         if match is None or not float(match[1]) > 0:
-            raise ConfigError(f"--requests {text}: expected a rate first, such as poisson:4/s; forms are {FORMS}")
+            raise ValueError(f"--requests {text}: expected a rate first, such as poisson:4/s; forms are {FORMS}")
         rate, parts = float(match[1]), parts[1:]
     named = dict(part.partition("=")[::2] for part in parts if part)
     if unknown := [name for name in named if name not in _GIVEN]:
-        raise ConfigError(f"--requests {text}: {unknown[0]} is none of {', '.join(_GIVEN)}")
+        raise ValueError(f"--requests {text}: {unknown[0]} is none of {', '.join(_GIVEN)}")
     given = {**_GIVEN, **named}
     drawn = random.Random(f"{given['seed']} arrivals and lengths")
     now = 0.0
     for number in range(_whole(text, given, "n")):
         now += drawn.expovariate(rate) if rate else 0.0
         begin, wanted = (drawn.randint(*_range(text, given, name)) for name in ("in", "out"))
-        yield Request(str(number), now, _tokens(f"{given['seed']} {number}", begin, vocabulary), wanted)
+        yield ServedRequest(str(number), now, _tokens(f"{given['seed']} {number}", begin, vocabulary), wanted)
 
 
 def _whole(text: str, given: dict[str, str], name: str) -> int:
     if not given[name].isdigit() or not int(given[name]):
-        raise ConfigError(f"--requests {text}: {name}={given[name]}: expected a whole number above 0")
+        raise ValueError(f"--requests {text}: {name}={given[name]}: expected a whole number above 0")
     return int(given[name])
 
 
 def _range(text: str, given: dict[str, str], name: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d+)(?:-(\d+))?", given[name])
     if match is None or not 0 < int(match[1]) <= int(match[2] or match[1]):
-        raise ConfigError(f"--requests {text}: {name}={given[name]}: expected a number of tokens, or a range, 512-2048")
+        raise ValueError(f"--requests {text}: {name}={given[name]}: expected a number of tokens, or a range, 512-2048")
     return int(match[1]), int(match[2] or match[1])
 
 
@@ -101,36 +99,36 @@ def _tokens(seed: str, count: int, vocabulary: int) -> tuple[int, ...]:
     return tuple(drawn.choices(range(vocabulary), k=count))
 
 
-def _read(path: Path, vocabulary: int) -> Iterator[Request]:
+def _read(path: Path, vocabulary: int) -> Iterator[ServedRequest]:
     try:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--requests {path}: {getattr(error, 'strerror', None) or error}") from None
+        raise ValueError(f"--requests {path}: {getattr(error, 'strerror', None) or error}") from None
     for number, line in enumerate(lines, start=1):
         if line.strip():
             yield _request(f"{path}, line {number}", line, number, vocabulary)
 
 
-def _request(where: str, line: str, number: int, vocabulary: int) -> Request:
+def _request(where: str, line: str, number: int, vocabulary: int) -> ServedRequest:
     try:
         said: Any = json.loads(line)
     except ValueError as error:
-        raise ConfigError(f"--requests {where}: {error}") from None
+        raise ValueError(f"--requests {where}: {error}") from None
     if not isinstance(said, dict):
-        raise ConfigError(f"--requests {where}: expected an object with prompt_tokens (or prompt) and output_tokens")
+        raise ValueError(f"--requests {where}: expected an object with prompt_tokens (or prompt) and output_tokens")
     prompt, wanted, arrival = said.get("prompt"), said.get("output_tokens"), said.get("arrival", 0.0)
     count = said.get("prompt_tokens", 0) if prompt is None else 0
     if prompt is None and _is_count(count):
         prompt = _tokens(where.rpartition(" ")[2], count, vocabulary)
     valid = isinstance(prompt, list | tuple) and prompt and all(isinstance(token, int) for token in prompt)
     if not (valid and _is_count(wanted) and isinstance(arrival, int | float) and arrival >= 0):
-        raise ConfigError(
+        raise ValueError(
             f"--requests {where}: expected prompt_tokens (or prompt, a list of tokens) and output_tokens, whole numbers above "
             "0, and arrival, seconds of at least 0"
         )
     assert prompt is not None
     assert wanted is not None
-    return Request(str(said.get("name", number)), float(arrival), tuple(prompt), wanted)
+    return ServedRequest(str(said.get("name", number)), float(arrival), tuple(prompt), wanted)
 
 
 def _is_count(value: Any) -> bool:

@@ -24,9 +24,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kernbench.errors import ConfigError
-from kernbench.programs.requests import FORMS, Request, limited, requests_of
-from kernbench.programs.serving_model import Model, Shape, Step
+from kernbench.programs.requests import FORMS, ServedRequest, limited, requests_of
+from kernbench.programs.serving_model import BatchInputs, ModelShape, ServedLlama
 from kernbench.reporting import report_engine_step, report_request
 
 GRAPHS = (1, 2, 4, *range(8, 64, 8), *range(64, 256, 32), *range(256, 1025, 128))
@@ -34,10 +33,10 @@ GRAPHS = (1, 2, 4, *range(8, 64, 8), *range(64, 256, 32), *range(256, 1025, 128)
 
 
 @dataclass(eq=False)
-class Running:
+class ServedSequence:
     """A request on its way: its tokens, how many of them are in the cache, and its pages there."""
 
-    request: Request
+    request: ServedRequest
     tokens: list[int]
     cached: int = 0
     pages: list[int] = field(default_factory=list)
@@ -54,12 +53,12 @@ class Scheduler:
 
     def __init__(self, pages: int, page: int, budget: int, most: int) -> None:
         self.free, self.page, self.budget, self.most = list(range(pages - 1, 0, -1)), page, budget, most
-        self.waiting: deque[Running] = deque()
-        self.running: list[Running] = []
+        self.waiting: deque[ServedSequence] = deque()
+        self.running: list[ServedSequence] = []
 
-    def next(self) -> list[tuple[Running, int]]:
+    def next(self) -> list[tuple[ServedSequence, int]]:
         """Sequences of the next step, and how many tokens of each."""
-        chosen: list[tuple[Running, int]] = []
+        chosen: list[tuple[ServedSequence, int]] = []
         budget = self.budget
         for each in list(self.running):
             count = min(len(each.tokens) - each.cached, budget)
@@ -77,15 +76,15 @@ class Scheduler:
             budget -= count
         return chosen
 
-    def end(self, each: Running) -> None:
+    def end(self, each: ServedSequence) -> None:
         """It has all its tokens."""
         self.running.remove(each)
         self._give_back(each)
 
-    def _lacking(self, each: Running, count: int) -> int:
+    def _lacking(self, each: ServedSequence, count: int) -> int:
         return -(-(each.cached + count) // self.page) - len(each.pages)
 
-    def _make_room(self, each: Running, count: int) -> bool:
+    def _make_room(self, each: ServedSequence, count: int) -> bool:
         """Let it have pages for ``count`` more tokens, of the sequences that came last, if need be; false if it was last."""
         while (lacks := self._lacking(each, count)) > len(self.free):
             last = self.running.pop()
@@ -98,20 +97,20 @@ class Scheduler:
         each.pages += [self.free.pop() for _ in range(lacks)]
         return True
 
-    def _give_back(self, each: Running) -> None:
+    def _give_back(self, each: ServedSequence) -> None:
         self.free += reversed(each.pages)
         each.pages = []
 
 
-class Engine:
+class ServingEngine:
     """The model, its cache, and what runs on it. ``args`` are the command's."""
 
-    def __init__(self, args: argparse.Namespace, shape: Shape, device: torch.device) -> None:
+    def __init__(self, args: argparse.Namespace, shape: ModelShape, device: torch.device) -> None:
         self.args, self.shape, self.device = args, shape, device
         self.world = dist.get_world_size()
         torch.set_default_dtype(getattr(torch, args.dtype))
         with device:
-            self.model = Model(shape, dist.get_rank(), self.world)
+            self.model = ServedLlama(shape, dist.get_rank(), self.world)
         if args.weights == "drawn":
             self.model.draw(0)
         torch.set_default_dtype(torch.float32)
@@ -122,7 +121,7 @@ class Engine:
         self.pages = args.pages or self._profiled()
         self.cache = self._cache(self.pages)
         self.table = -(-args.longest // args.page)
-        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, Step, Tensor]] = {}
+        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, BatchInputs, Tensor]] = {}
         self.scheduler = Scheduler(self.pages, args.page, args.budget, args.sequences)
 
     def _cache(self, pages: int) -> list[Tensor]:
@@ -147,7 +146,7 @@ class Engine:
         dist.all_reduce(room, dist.ReduceOp.MIN)
         pages = int(room.item()) // self.page_bytes
         if pages < 2:
-            raise ConfigError(f"no room for a cache: weights take {self.weights / 2**30:.1f} GiB of {total / 2**30:.1f} GiB: "
+            raise ValueError(f"no room for a cache: weights take {self.weights / 2**30:.1f} GiB of {total / 2**30:.1f} GiB: "
                               "take more GPUs (--tp)")  # fmt: skip
         return pages
 
@@ -163,7 +162,7 @@ class Engine:
                 found = self.model(tokens, step, self.cache)
             self.graphs[size] = graph, tokens, step, found
 
-    def _step(self, parts: Sequence[tuple[int, int, list[int]]], padded: int = 0) -> Step:
+    def _step(self, parts: Sequence[tuple[int, int, list[int]]], padded: int = 0) -> BatchInputs:
         """Of sequences: tokens that are in the cache, that come, and pages. ``padded``: keys of the table's rows at most."""
         page, ends, lengths = self.args.page, [0], [0]
         positions: list[int] = []
@@ -180,13 +179,13 @@ class Engine:
         whole = (torch.tensor(each) for each in (positions, slots, [end - 1 for end in ends[1:]]))
         small = (torch.tensor(each, dtype=torch.int32) for each in (ends, lengths, table))
         moved = [each.to(self.device, non_blocking=True) for each in (*whole, *small)]
-        return Step(moved[0], moved[1], moved[2], moved[3], moved[4], moved[5], longest)
+        return BatchInputs(moved[0], moved[1], moved[2], moved[3], moved[4], moved[5], longest)
 
-    def _run(self, tokens: list[int], step: Step) -> Tensor:
+    def _run(self, tokens: list[int], step: BatchInputs) -> Tensor:
         found: Tensor = self.model(torch.tensor(tokens).to(self.device, non_blocking=True), step, self.cache)
         return found
 
-    def step(self, batch: Sequence[tuple[Running, int]]) -> list[int]:
+    def step(self, batch: Sequence[tuple[ServedSequence, int]]) -> list[int]:
         """Compute ``batch``; the tokens that come after each sequence's, on the host."""
         parts = [(each.cached, count, each.pages) for each, count in batch]
         tokens = [token for each, count in batch for token in each.tokens[each.cached : each.cached + count]]
@@ -202,7 +201,7 @@ class Engine:
         graph.replay()
         return found[: len(batch)].tolist()
 
-    def serve(self, requests: Sequence[Request]) -> dict[str, list[int]]:
+    def serve(self, requests: Sequence[ServedRequest]) -> dict[str, list[int]]:
         """Answer all requests as they arrive; the generated tokens by their names."""
         begin, coming = time.perf_counter(), deque(requests)
         answers: dict[str, list[int]] = {}
@@ -235,14 +234,14 @@ class Engine:
             )  # fmt: skip
         return answers
 
-    def _take(self, request: Request, begin: float) -> None:
+    def _take(self, request: ServedRequest, begin: float) -> None:
         if -(-(len(request.prompt) + request.wanted) // self.args.page) > self.pages - 1:
-            raise ConfigError(
+            raise ValueError(
                 f"request {request.name}: {len(request.prompt)} + {request.wanted} tokens are more than the cache holds, "
                 f"{self.pages - 1} pages of {self.args.page}"
             )
         report_request(request.name, "arrived", tokens=len(request.prompt), at=begin + request.arrival)
-        self.scheduler.waiting.append(Running(request, list(request.prompt)))
+        self.scheduler.waiting.append(ServedSequence(request, list(request.prompt)))
 
 
 def agreed(now: float) -> float:
@@ -284,11 +283,11 @@ def main() -> None:
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
     torch.cuda.set_device(device)
     dist.init_process_group("cpu:gloo,cuda:nccl")
-    shape = Shape.of(config, dist.get_world_size())
+    shape = ModelShape.of(config, dist.get_world_size())
     args.dtype = args.dtype or config.get("dtype") or config.get("torch_dtype") or "bfloat16"
     args.longest = min(args.longest or shape.max_position_embeddings, shape.max_position_embeddings)
     requests = limited(requests_of(args.requests, shape.vocab_size), args.longest)
-    engine = Engine(args, shape, device)
+    engine = ServingEngine(args, shape, device)
     if dist.get_rank() == 0:
         tokens = (engine.pages - 1) * args.page
         print(f"weights {engine.weights / 2**30:.2f} GiB per GPU; cache {engine.pages - 1:,} pages of {args.page}: {tokens:,} "

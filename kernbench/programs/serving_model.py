@@ -15,11 +15,9 @@ from flash_attn import flash_attn_varlen_func
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernbench.errors import ConfigError
-
 
 @dataclass(frozen=True)
-class Shape:
+class ModelShape:
     """Sizes of a model, by the names of a ``config.json``."""
 
     num_hidden_layers: int
@@ -34,10 +32,10 @@ class Shape:
     rope_theta: float
 
     @classmethod
-    def of(cls, given: dict[str, Any], world: int) -> Shape:
-        """Of a file's content, for ``world`` ranks. Raises ConfigError if the engine has no such model."""
+    def of(cls, given: dict[str, Any], world: int) -> ModelShape:
+        """Of a file's content, for ``world`` ranks. Raises ValueError if the engine has no such model."""
         if given.get("model_type") not in ("llama", "mistral"):
-            raise ConfigError(
+            raise ValueError(
                 f"model_type {given.get('model_type')!r}: this engine has llama and mistral; --engine vllm others"
             )
         heads = given["num_attention_heads"]
@@ -54,7 +52,7 @@ class Shape:
             ("MLP", shape.intermediate_size),
         ):
             if size % world:
-                raise ConfigError(
+                raise ValueError(
                     f"tensor parallelism over {world}: {size}, the size of its {name}, is not divisible by it"
                 )
         return shape
@@ -85,7 +83,7 @@ class Shard(nn.Linear):
 
 
 @dataclass
-class Step:
+class BatchInputs:
     """What a step is given besides tokens, for ``n`` tokens of ``s`` sequences.
 
     Attributes:
@@ -105,10 +103,10 @@ class Step:
     longest: tuple[int, int]
 
 
-class Layer(nn.Module):
+class ServedLayer(nn.Module):
     """A decoder layer."""
 
-    def __init__(self, shape: Shape, world: int) -> None:
+    def __init__(self, shape: ModelShape, world: int) -> None:
         super().__init__()
         self.eps, self.width, self.world = shape.rms_norm_eps, shape.head_dim, world
         self.heads, cuts = shape.num_attention_heads // world, min(world, shape.num_key_value_heads)
@@ -120,7 +118,7 @@ class Layer(nn.Module):
         self.down = Shard([(dim, 1)], shape.intermediate_size, 1, world)
         self.before_attention, self.before_mlp = (nn.Parameter(torch.ones(dim)) for _ in range(2))
 
-    def forward(self, x: Tensor, step: Step, turns: Tensor, cache: Tensor) -> Tensor:
+    def forward(self, x: Tensor, step: BatchInputs, turns: Tensor, cache: Tensor) -> Tensor:
         """``x [n, dim]``, ``turns [n, 1, width / 2]``, ``cache [2, pages, page, heads, width]``."""
         heads = self.qkv(F.rms_norm(x, x.shape[-1:], self.before_attention, self.eps)).view(len(x), -1, self.width)
         turned, values = heads.split((self.heads + self.kv_heads, self.kv_heads), dim=1)
@@ -143,16 +141,16 @@ class Layer(nn.Module):
         return x
 
 
-class Model(nn.Module):
+class ServedLlama(nn.Module):
     """From tokens to tokens."""
 
     turns: Tensor
 
-    def __init__(self, shape: Shape, rank: int, world: int) -> None:
+    def __init__(self, shape: ModelShape, rank: int, world: int) -> None:
         super().__init__()
         self.shape, self.rank, self.world = shape, rank, world
         self.embedding = nn.Parameter(torch.empty(shape.vocab_size // world, shape.hidden_size))
-        self.layers = nn.ModuleList(Layer(shape, world) for _ in range(shape.num_hidden_layers))
+        self.layers = nn.ModuleList(ServedLayer(shape, world) for _ in range(shape.num_hidden_layers))
         self.norm = nn.Parameter(torch.ones(shape.hidden_size))
         self.head = Shard([(shape.vocab_size, world)], shape.hidden_size, 0, world)
         angles = 1.0 / shape.rope_theta ** (torch.arange(0, shape.head_dim, 2).float() / shape.head_dim)
@@ -168,7 +166,7 @@ class Model(nn.Module):
             if isinstance(each, Shard):
                 each.draw(generator, self.rank, self.world)
 
-    def forward(self, tokens: Tensor, step: Step, cache: Sequence[Tensor]) -> Tensor:
+    def forward(self, tokens: Tensor, step: BatchInputs, cache: Sequence[Tensor]) -> Tensor:
         """The next tokens ``[s]`` of ``tokens [n]``: the likeliest."""
         size = len(self.embedding)
         here = tokens - self.rank * size

@@ -1,6 +1,6 @@
 """vLLM's own engine under a stream of requests, each rank the whole engine (its ``external_launcher``), without a server.
 
-    kernbench serve --engine vllm --model DIR --tp 2 --requests poisson:4/s,in=1024,out=256
+    kernbench serve --engine vllm --model DIR --requests poisson:4/s,in=1024,out=256
 
 Further options are vLLM's own (``--max-num-seqs 128 --enforce-eager``). Requests reach the engine between two of its steps, as
 from a server in its process; tokens are numbers, and are not detokenised.
@@ -66,7 +66,6 @@ def main() -> None:
             engine.step()
         else:
             time.sleep(max(coming[0].arrival - now, 0.0))
-    engine.engine_core.shutdown()  # while there is a GPU
 
 
 def _of_hosts() -> Any:

@@ -21,11 +21,11 @@ MEASURES = ("ttft", "tpot", "itl", "latency")
 """What limits may be stated of, and distributions are given of."""
 
 
-class _Part(BaseModel):
+class _Figures(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
 
-class Distribution(_Part):
+class Distribution(_Figures):
     """Of some times, virtual seconds."""
 
     count: int
@@ -45,7 +45,7 @@ class Distribution(_Part):
         return cls(count=len(found), mean=sum(found) / len(found), p50=p50, p90=p90, p99=p99, most=found[-1])
 
 
-class ResultOfRequest(_Part):
+class ResultOfRequest(_Figures):
     """One request. Virtual seconds; null: it has not come to that."""
 
     name: str
@@ -58,7 +58,7 @@ class ResultOfRequest(_Part):
     preemptions: int
 
 
-class ResultOfEngineStep(_Part):
+class ResultOfEngineStep(_Figures):
     """One step of an engine, as it stood at its end, ``at`` virtual seconds."""
 
     at: float
@@ -69,7 +69,7 @@ class ResultOfEngineStep(_Part):
     blocks_used: int
 
 
-class Goodput(_Part):
+class Goodput(_Figures):
     """Requests that stayed within all limits."""
 
     limits: dict[str, float] = Field(description="seconds, by measure")
@@ -78,7 +78,7 @@ class Goodput(_Part):
     requests_per_second: float
 
 
-class ServingResult(_Part):
+class ServingResult(_Figures):
     """What an engine achieved. Rates are over ``seconds``, from the first arrival to the last token."""
 
     requests: int

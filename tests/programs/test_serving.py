@@ -15,10 +15,9 @@ from click.testing import CliRunner
 import kernbench
 from kernbench.cli import app
 from kernbench.commands import run_program
-from kernbench.errors import ConfigError
 from kernbench.html_report import page_of, source_of_run
 from kernbench.html_report.page import read_page, write_page
-from kernbench.programs.requests import Request, limited, requests_of
+from kernbench.programs.requests import ServedRequest, limited, requests_of
 from kernbench.runtime_api.launcher import RankProgram, run_ranks
 from kernbench.stand_ins import standing_in
 from kernbench.topology import resolve_topology
@@ -61,12 +60,12 @@ def serve(tmp_path: Path) -> Serve:
     return run
 
 
-def alone(request: Request) -> list[int]:
+def alone(request: ServedRequest) -> list[int]:
     """What a model of the same weights answers, computed whole for every token, with no cache and a softmax by hand."""
-    from kernbench.programs.serving_model import Layer, Model, Shape
+    from kernbench.programs.serving_model import ModelShape, ServedLayer, ServedLlama
 
-    shape = Shape.of(CONFIG, 1)
-    model = Model(shape, 0, 1)
+    shape = ModelShape.of(CONFIG, 1)
+    model = ServedLlama(shape, 0, 1)
     tokens = list(request.prompt)
     with torch.no_grad():
         model.draw(0)
@@ -74,7 +73,7 @@ def alone(request: Request) -> list[int]:
             x = model.embedding[torch.tensor(tokens)]
             mask = torch.full((len(tokens), len(tokens)), -torch.inf).triu(1)
             for layer in model.layers:
-                assert isinstance(layer, Layer)
+                assert isinstance(layer, ServedLayer)
                 heads = layer.qkv(normed(x, layer.before_attention)).view(len(tokens), 8, 16)
                 q, k, v = heads.split((4, 2, 2), dim=1)
                 angles = torch.arange(len(tokens))[:, None] / 10000.0 ** (torch.arange(0, 16, 2) / 16)
@@ -211,7 +210,7 @@ def test_the_cache_takes_what_is_left(serve: Serve, capfd: pytest.CaptureFixture
     ("burst:n=0", "n=0"), ("burst:in=9-3", "in=9-3"), ("requests.json", "expected FILE.jsonl"), ("gone.jsonl", "No such file"),
 ])  # fmt: skip
 def test_requests_that_are_none(text: str, said: str) -> None:
-    with pytest.raises(ConfigError, match=said):
+    with pytest.raises(ValueError, match=said):
         requests_of(text, 256)
 
 
@@ -224,7 +223,7 @@ def test_requests_of_a_file(tmp_path: Path) -> None:
     assert (first.name, first.arrival, len(first.prompt), first.wanted) == ("3", 0.0, 1, 127)
     assert (late.name, late.arrival, late.prompt, late.wanted) == ("late", 2.0, (1, 2), 3)
     path.write_text('{"prompt_tokens": 4}\n')
-    with pytest.raises(ConfigError, match="line 1: expected prompt_tokens"):
+    with pytest.raises(ValueError, match="line 1: expected prompt_tokens"):
         requests_of(str(path), 256)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 import kernbench
 from kernbench.errors import ConfigError
-from kernbench.simulation.ranks.serving_requests import EngineStep, Requests
+from kernbench.simulation.ranks.serving_requests import Requests
 from kernbench.trace import write_trace
 from kernbench.trace.serving_figures import Distribution, limits_of, serving_result
 from kernbench.trace.serving_report import serving_report
@@ -25,8 +25,8 @@ def reported() -> Requests:
         requests.event(rank, "b", "preempted", 0, 2.0)
         requests.event(rank, "b", "token", 0, 3.0 + rank)
         requests.event(rank, "a", "ended", 0, 4.0 + rank)
-        requests.step(rank, EngineStep(2.0, 30, 0, 2, 0, 3, 8))
-        requests.step(rank, EngineStep(4.0, 0, 2, 1, 1, 5, 8))
+        requests.step(rank, 2.0, 30, 0, 2, 0, 3, 8)
+        requests.step(rank, 4.0, 0, 2, 1, 1, 5, 8)
     return requests
 
 

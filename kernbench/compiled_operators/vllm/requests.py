@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from kernbench.reporting import report_engine_step, report_request
-from kernbench.runtime_api.assuming import assume
+from kernbench.simulation.active_simulation import current_simulation
+from kernbench.torch_backend.hollow.stand_ins import state
 
 
 def observe(module: ModuleType) -> None:
@@ -42,7 +43,11 @@ def observe_sampling(module: ModuleType) -> None:
     def sample(self: Any, logits: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         found = method(self, logits, batch, *args, **kwargs)
         whole = batch.num_computed_tokens_np + batch.num_scheduled_tokens >= batch.prefill_len_np
-        assume(found.num_sampled, torch.from_numpy(whole[: len(found.num_sampled)].astype("int64")))
+        simulation = current_simulation()
+        if simulation is not None and not simulation.engine.enable_data:
+            with simulation.hosts.current().as_one():
+                counts = torch.from_numpy(whole[: len(found.num_sampled)].astype("int64"))
+                state(simulation.storages, found.num_sampled, counts.to(found.num_sampled.dtype))
         return found
 
     sampler.__call__ = sample

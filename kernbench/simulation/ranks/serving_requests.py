@@ -80,9 +80,9 @@ class Requests:
         else:
             record.ended = at
 
-    def step(self, rank: int, step: EngineStep) -> None:
-        """An engine has made a step."""
-        self.of_rank.setdefault(rank, RankRequests()).steps.append(step)
+    def step(self, rank: int, at: float, *figures: int) -> None:
+        """An engine has made a step: the fields of :class:`EngineStep`."""
+        self.of_rank.setdefault(rank, RankRequests()).steps.append(EngineStep(at, *figures))
 
     def all(self) -> tuple[list[RequestRecord], list[EngineStep]]:
         """The requests, by arrival, and the steps of the engines that had them, by moment."""
