@@ -33,7 +33,7 @@ def position(seen_by: Any) -> int:
     frame = sys._getframe(1)
     while frame is not None and frame.f_code is not seen_by:
         frame = frame.f_back  # type: ignore[assignment]
-    parts = []
+    parts: list[int] = []
     while frame is not None:
         frame = frame.f_back  # type: ignore[assignment]
         if frame is not None:
