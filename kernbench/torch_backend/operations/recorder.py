@@ -270,8 +270,8 @@ class Recorder(TorchDispatchMode):
         return result
 
     def _allows(self, call: OperatorCall) -> bool:
-        """Whether CUDA allows each call like this one, whose tensors are on several devices; False: this one alone, for where it
-        is made.
+        """Whether CUDA allows each call like this one, whose tensors are on several devices; False: this one alone, for where
+        it is made.
 
         What makes up another operation, and what a backward pass consists of, may have helpers that C++ has made anywhere.
         Where ranks are greenlets there is no ``cuda``, and none of this. Raises RuntimeError if CUDA refuses it.
