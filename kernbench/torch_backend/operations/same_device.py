@@ -48,7 +48,7 @@ RELIES_ON = (
 )  # fmt: skip
 
 
-class Row(NamedTuple):
+class DeviceRule(NamedTuple):
     """What torch says of a function.
 
     Attributes:
@@ -65,7 +65,7 @@ class Row(NamedTuple):
 _GRAPHS = "<eval_with_key>"
 """What the file names of code begin with that torch has written for a graph."""
 
-_NOTHING = Row(exact=False, iterates=False, method="")
+_NOTHING = DeviceRule(exact=False, iterates=False, method="")
 _FUNCTION = re.compile(r"^- func: ", re.MULTILINE)
 _KEYS = re.compile(r"^    ([\w, ]+):", re.MULTILINE)
 
@@ -81,14 +81,14 @@ def _functions() -> Mapping[str, str]:
 
 
 @functools.cache
-def _row(name: str) -> Row:
+def _row(name: str) -> DeviceRule:
     """The row of a function of ATen; one that nothing is said of compares nothing."""
     text = _functions().get(name)
     if text is None:
         return _NOTHING
     _, _, check = text.partition("\n  device_check: NoCheck")
     if check:
-        return Row(exact=False, iterates="TensorIterator" in check.partition("\n")[0], method="")
+        return DeviceRule(exact=False, iterates="TensorIterator" in check.partition("\n")[0], method="")
     structured = "\n  structured" in text  # or it delegates to what is
     if not structured and not any("CUDA" in keys.split(", ") for keys in _KEYS.findall(text)):
         return _NOTHING
@@ -97,7 +97,7 @@ def _row(name: str) -> Row:
         "_out" if re.search(r"Tensor\(\w!\)(\[\])? \w+[^*]*\) ->", text.partition("*, ")[2].partition("\n")[0]) else ""
     )
     named = f"{base}{out}_{overload}" if overload and structured else base + out
-    return Row(exact=True, iterates=False, method=f"wrapper_CUDA_{'' if structured else overload + '_'}{named}")
+    return DeviceRule(exact=True, iterates=False, method=f"wrapper_CUDA_{'' if structured else overload + '_'}{named}")
 
 
 _BY_ANOTHER: dict[str, tuple[str, tuple[tuple[int, str], ...]]] = {
