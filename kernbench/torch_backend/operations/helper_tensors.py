@@ -2,7 +2,7 @@
 
 ``F.one_hot`` makes zeros "where its operand is" and writes ones into them. C++ takes tensors of simulated GPUs for the CPU's
 (ADR 0041), so those zeros look like some that the program has made on the host, and mixing them with tensors of a GPU like its
-mistake. They are told apart by the program's position: a tensor that was made, of shapes or of such tensors, in the same
+mistake. What distinguishes them is the program's position: a tensor that was made, of shapes or of such tensors, in the same
 instruction of the same frames in which it is used cannot have been in the program's hands.
 """
 
@@ -33,7 +33,7 @@ def position(seen_by: Any) -> int:
     frame = sys._getframe(1)
     while frame is not None and frame.f_code is not seen_by:
         frame = frame.f_back  # type: ignore[assignment]
-    parts = []
+    parts: list[int] = []
     while frame is not None:
         frame = frame.f_back  # type: ignore[assignment]
         if frame is not None:

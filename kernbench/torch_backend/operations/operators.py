@@ -172,6 +172,7 @@ class TorchOperator:
         chooses: its result need not have anything of each tensor that it is given.
         makes_nested: C++ keeps the shape of what it gives with the values.
         sized: its arguments say how large its result is.
+        on_host: the place of the result that is the host's whatever the operands are; -1: none.
         by_signature: shapes of its results follow from shapes and numbers that it is given, and it does the same each time.
         mutates: its schema says that it writes.
         higher_order: it is given functions besides tensors.
@@ -203,6 +204,7 @@ class TorchOperator:
         self.resizes = self.returns_written = self.writes_out = self.writes_all = self.changes = self.mutates = False
         self.shapes_only = self.chooses = self.makes_nested = self.sized = self.by_signature = False
         self.one_kernel = self.without_values = False
+        self.on_host = -1
         self._unsaid: tuple[int, tuple[tuple[int, str], ...]] | None = None
         if not self.higher_order:
             self._read(func)
@@ -260,11 +262,12 @@ class TorchOperator:
         self.chooses = name in semantics.CHOOSES
         self.makes_nested = name in semantics.MAKES_NESTED
         self._unsaid = semantics.WRITES_UNSAID.get(name)
+        self.on_host = semantics.ON_HOST.get(name, -1)
         takes_tensors = any("Tensor" in str(each.type) for _, each in arguments)
         self.sized = not takes_tensors or any(str(each.type) in _SIZES for _, each in arguments)
         self.by_signature = (
             self.kind in (COMPUTE, TRANSFER) and own and takes_tensors and not any(tag in func.tags for tag in _SHAPES_BY_VALUE)
-            and not (self.draws or self.host_reads or self.allocates)
+            and not (self.draws or self.host_reads or self.allocates) and self.on_host < 0
         )  # fmt: skip
 
     def check_depends(self, inputs: list[torch.Tensor]) -> bool:

@@ -13,13 +13,14 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
-from kernbench.simulation.memory.tensor_queries import listed_tensors
+from kernbench.simulation.memory.tensor_queries import listed_tensors, tells_of_looks
 from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.gpu.tensors.placement import block_of
 from kernbench.torch_backend.operations.calls import OperatorCall
@@ -39,12 +40,15 @@ def _has_rules(torchgen: Any) -> bool:
 RELIES_ON = (
     Reliance("torchgen", "its file of native functions, installed with torch, says which compare the devices of their tensors",
              holds=_has_rules),
+    Reliance("torch.fx.graph_module._forward_from_src", "the code of a graph has a file name that says so",
+             holds=lambda build: build("def forward(): pass", {}).__code__.co_filename.startswith(_GRAPHS)),
+    Reliance("sys._getframe", "the frames of the program"),
     Reliance("torch.ops.aten.mm.default", "its schema says names and order of its arguments", has=("_schema",),
              holds=lambda overload: [each.name for each in overload._schema.arguments] == ["self", "mat2"]),
 )  # fmt: skip
 
 
-class Row(NamedTuple):
+class DeviceRule(NamedTuple):
     """What torch says of a function.
 
     Attributes:
@@ -58,7 +62,10 @@ class Row(NamedTuple):
     method: str
 
 
-_NOTHING = Row(exact=False, iterates=False, method="")
+_GRAPHS = "<eval_with_key>"
+"""What the file names of code begin with that torch has written for a graph."""
+
+_NOTHING = DeviceRule(exact=False, iterates=False, method="")
 _FUNCTION = re.compile(r"^- func: ", re.MULTILINE)
 _KEYS = re.compile(r"^    ([\w, ]+):", re.MULTILINE)
 
@@ -67,20 +74,21 @@ _KEYS = re.compile(r"^    ([\w, ]+):", re.MULTILINE)
 def _functions() -> Mapping[str, str]:
     """What the file says of each function, by its name with the overload. 600 KB, read when a call first mixes devices."""
     spec = importlib.util.find_spec("torchgen")
-    assert spec is not None and spec.origin is not None
+    assert spec is not None
+    assert spec.origin is not None
     text = Path(spec.origin).with_name("packaged").joinpath("ATen", "native", "native_functions.yaml").read_text()
     return {each.partition("(")[0]: each for each in _FUNCTION.split(text)[1:]}
 
 
 @functools.cache
-def _row(name: str) -> Row:
+def _row(name: str) -> DeviceRule:
     """The row of a function of ATen; one that nothing is said of compares nothing."""
     text = _functions().get(name)
     if text is None:
         return _NOTHING
     _, _, check = text.partition("\n  device_check: NoCheck")
     if check:
-        return Row(exact=False, iterates="TensorIterator" in check.partition("\n")[0], method="")
+        return DeviceRule(exact=False, iterates="TensorIterator" in check.partition("\n")[0], method="")
     structured = "\n  structured" in text  # or it delegates to what is
     if not structured and not any("CUDA" in keys.split(", ") for keys in _KEYS.findall(text)):
         return _NOTHING
@@ -89,7 +97,7 @@ def _row(name: str) -> Row:
         "_out" if re.search(r"Tensor\(\w!\)(\[\])? \w+[^*]*\) ->", text.partition("*, ")[2].partition("\n")[0]) else ""
     )
     named = f"{base}{out}_{overload}" if overload and structured else base + out
-    return Row(exact=True, iterates=False, method=f"wrapper_CUDA_{'' if structured else overload + '_'}{named}")
+    return DeviceRule(exact=True, iterates=False, method=f"wrapper_CUDA_{'' if structured else overload + '_'}{named}")
 
 
 _BY_ANOTHER: dict[str, tuple[str, tuple[tuple[int, str], ...]]] = {
@@ -107,7 +115,7 @@ _BY_ANOTHER: dict[str, tuple[str, tuple[tuple[int, str], ...]]] = {
 """Functions without a kernel, by name: the one whose kernel compares, and its arguments by their place in the call."""
 
 _UNCHECKED = frozenset(("_ctc_loss",))
-"""Functions that C++ moves an argument for, to the device of another: labels, to that of the probabilities. Here it moves none."""
+"""Functions that C++ moves an argument for: labels, to the device of the probabilities. Here it moves none."""
 
 _ITERATE = frozenset(("complex", "polar", "ldexp", "ldexp_", "soft_margin_loss", "allclose"))
 """Functions without a kernel that iterate over what they are given."""
@@ -179,13 +187,14 @@ def name_of(device: RankDevice, tensor: torch.Tensor) -> str:
 
 
 def is_mixed(args: Any, kwargs: Any) -> bool:
-    """Whether the tensors of a call are on several devices, of which the host is one. What ranks share is everywhere."""
+    """Whether the tensors of a call are on several devices, of which the host is one. What ranks share is everywhere, and
+    so are tensors of the context."""
     tensors = listed_tensors((*args, *kwargs.values()) if kwargs else args)
     if len(tensors) < 2:
         return False
     homes = set()
     for tensor in tensors:
-        if tensor.is_meta:
+        if tensor.is_meta or tells_of_looks(tensor):
             return False
         block = block_of(tensor)
         if block is not None and block.shared:
@@ -203,32 +212,41 @@ def check(call: OperatorCall, is_helper: Callable[[torch.Tensor], bool]) -> bool
             of. On hardware it is on the GPU.
 
     Returns:
-        Whether it is allowed for such helpers only.
+        Whether it is allowed for such helpers only, or because a graph that one rank has traced names that rank's GPU.
     """
-    operator, device, args = call.operator, call.device, call.args
+    operator, args = call.operator, call.args
     name = operator.func.name().removeprefix("aten::")
     text = _why(call, name)
     if not text:
         return False
     given = listed_tensors((*args, *(call.kwargs or {}).values()))
-    if any(is_helper(each) for each in given if block_of(each) is None):
+    on_host = [each for each in given if block_of(each) is None]
+    if any(map(is_helper, on_host)) or (not on_host and _in_a_graph()):
         return True
     raise RuntimeError(text)
 
 
+def _in_a_graph() -> bool:
+    """Whether code is executed that torch has written for a graph. Ranks share what Dynamo has traced for one of them."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and not frame.f_code.co_filename.startswith(_GRAPHS):
+        frame = frame.f_back
+    return frame is not None
+
+
 def _why(call: OperatorCall, name: str) -> str:
-    operator, device = call.operator, call.device
+    operator = call.operator
     if operator.name in _UNCHECKED:
         return ""
     own = _OWN_WORDS.get(operator.name)
     if own is not None:
-        return own(device, call.args)
+        return own(call.device, call.args)
     if operator.name in _BY_ANOTHER:
         target, places = _BY_ANOTHER[operator.name]
-        return _compared(device, [(as_name, call.args[at]) for at, as_name in places], _row(target).method)
+        return _compared(call.device, [(as_name, call.args[at]) for at, as_name in places], _row(target).method)
     row = _row(name)
     if row.exact:
-        return _compared(device, _in_order(call), row.method)
+        return _compared(call.device, _in_order(call), row.method)
     if row.iterates or operator.name in _ITERATE:
         return _iterated(call)
     return ""
