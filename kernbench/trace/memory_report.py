@@ -16,7 +16,7 @@ from kernbench.trace.rank_tables import RankRow, table_lines
 
 _SHORT = {
     "parameters": "params", "gradients": "grads", "optimizer state": "optimizer", "unsharded parameters": "unsharded",
-    "communication buffers": "comm", "temporaries": "temp",
+    "communication buffers": "comm", "temporaries": "temp", "workspaces": "workspace",
 }  # fmt: skip
 _WIDTHS = {"device": 12, "activations": 11}
 """Columns that are wider than the others. That of the device has units of its own: it is often a thousand times more."""

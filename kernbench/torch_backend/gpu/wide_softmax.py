@@ -17,11 +17,21 @@ FORWARD = ("_softmax", "_log_softmax")
 """Operators whose third argument is whether the result has 32 bits."""
 _GRADIENTS = ("_softmax_backward_data", "_log_softmax_backward_data")
 
+
+def _ends_with(last: str) -> Callable[[Any], bool]:
+    return lambda op: op._schema.arguments[-1].name == last
+
+
 RELIES_ON = tuple(
-    Reliance(f"torch.ops.aten.{name}.default", "its last argument says that dtypes differ", has=("_op",),
-             holds=lambda op, last=last: op._schema.arguments[-1].name == last)
-    for names, last in ((FORWARD, "half_to_float"), (_GRADIENTS, "input_dtype")) for name in names
-)  # fmt: skip
+    Reliance(
+        f"torch.ops.aten.{name}.default",
+        "its last argument says that dtypes differ",
+        has=("_op",),
+        holds=_ends_with(last),
+    )
+    for names, last in ((FORWARD, "half_to_float"), (_GRADIENTS, "input_dtype"))
+    for name in names
+)
 
 
 def _forward(stock: Any) -> Callable[..., Any]:
