@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from kernbench.errors import message_of
-from kernbench.stand_ins import needs_cuda, stand_in_for
+from kernbench.stand_ins import loads_libraries, needs_cuda, stand_in_for
 
 _TRITONS_CACHE = os.path.join("triton", "runtime", "cache")
 _COMPILERS = re.compile(r"(?:.*/)?(?:\w+-)*(?:cc|gcc|g\+\+|c\+\+|clang|clang\+\+)(?:-[\d.]+)?")
@@ -56,6 +56,12 @@ def _no_cuda_library(error: BaseException, files: Sequence[str]) -> str | None:
     return None if what_to_do is None or what_to_do in said else what_to_do
 
 
+def _no_libraries(error: BaseException, files: Sequence[str]) -> str | None:
+    """Of a package that looks for its libraries itself, and says so in words of its own."""
+    name = loads_libraries(files) if isinstance(error, RuntimeError | OSError) else None
+    return None if name is None else f"{name} looks for CUDA's libraries: kernbench run --stand-in {name} has its own"
+
+
 def _outermost(files: Sequence[str]) -> str:
     """The last file that belongs to an installed package which is not torch."""
     installed = [each for each in files if "site-packages" in each and "site-packages/torch/" not in each]
@@ -74,7 +80,7 @@ def _no_cuda_compiler(error: BaseException, files: Sequence[str]) -> str | None:
 
 
 _ROWS: tuple[Callable[[BaseException, Sequence[str]], str | None], ...] = (
-    _no_cache, _no_compiler, _no_program, _no_gpu, _no_cuda_library, _no_cuda_compiler,
+    _no_cache, _no_compiler, _no_program, _no_gpu, _no_cuda_library, _no_libraries, _no_cuda_compiler,
 )  # fmt: skip
 """Each is given an error and the files of its frames, outermost first; the first that knows it is taken."""
 

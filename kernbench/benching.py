@@ -158,5 +158,7 @@ def invoke(command: click.Command, args: list[str] | None, prog_name: str) -> in
 
 
 def bench_main(command: click.Command, module: str) -> None:
-    """What ``python -m MODULE`` runs. Never returns."""
-    sys.exit(invoke(command, None, f"python -m {module}"))
+    """What ``python -m MODULE`` runs, by whichever of its names. Never returns."""
+    main = getattr(sys.modules["__main__"], "__spec__", None)
+    name = main.name if main is not None and f".{module}".endswith(f".{main.name}") else module
+    sys.exit(invoke(command, None, f"python -m {name}"))

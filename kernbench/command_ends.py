@@ -1,7 +1,8 @@
 """How every command ends: with one rule for exit codes, and one for what is printed of an error.
 
 0: all is well. 1: a program, a point, a check has failed, or a file cannot be written. 2: the command line or a description is
-wrong (:attr:`kernbench.errors.KernbenchError.exit_code`). 128 and the number of a signal that has ended it.
+wrong (:attr:`kernbench.errors.KernbenchError.exit_code`). N: a program under ``kernbench run`` has ended with ``sys.exit(N)``.
+128 and the number of a signal that has ended it.
 What kernbench explains itself has no traceback; of everything else the program's own lines are shown.
 """
 

@@ -3,7 +3,7 @@
     python docs/tools/house.py            draw it
     python docs/tools/house.py --check    exit 1 if the picture is not that of the imports
 
-A room is a package of ``kernbench``, or ``benches``. A room stands above all that it imports, whether at the head of a file or
+A room is a package of ``kernbench``. A room stands above all that it imports, whether at the head of a file or
 within a function; imports for type checkers alone do not count. An arrow that follows from two others is left out. Imports that
 would close a circle point upwards, red and dashed: of each circle the one that the fewest lines make.
 """
@@ -34,9 +34,8 @@ BOX, SLOT, HEIGHT, GAP, FLOOR, MARGIN = 186, 14, 66, 22, 46, 16
 
 def find_rooms(root: Path = ROOT) -> dict[str, str]:
     """Room to what it says of itself: the first sentence of its docstring."""
-    folders = [*sorted(path.parent for path in (root / "kernbench").glob("*/__init__.py")), root / "benches"]
     rooms = {}
-    for folder in folders:
+    for folder in sorted(path.parent for path in (root / "kernbench").glob("*/__init__.py")):
         about = ast.get_docstring(ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))) or ""
         rooms[folder.name] = (
             " ".join(about.partition("\n\n")[0].split()).partition(". ")[0].replace("`", "").rstrip(".")
@@ -66,11 +65,10 @@ def find_edges(rooms: Iterable[str], root: Path = ROOT) -> Counter[Edge]:
     """How often each room imports each other one."""
     edges: Counter[Edge] = Counter()
     for room in rooms:
-        folder = root / room if room == "benches" else root / "kernbench" / room
-        for path in sorted(folder.rglob("*.py")):
+        for path in sorted((root / "kernbench" / room).rglob("*.py")):
             for module in imports(path, root):
                 parts = module.split(".")
-                other = parts[0] if parts[0] == "benches" else parts[1] if parts[0] == "kernbench" and parts[1:] else ""
+                other = parts[1] if parts[0] == "kernbench" and parts[1:] else ""
                 if other in rooms and other != room:
                     edges[room, other] += 1
     return edges

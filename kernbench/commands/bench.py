@@ -67,8 +67,6 @@ def installed_entry_points() -> Iterable[EntryPoint]:
 
 def find_benches() -> list[Bench]:
     """Every bench there is, by name."""
-    if (Path(__file__).parents[1] / "benches").is_dir():  # a wheel: once imported, it is the package that they name
-        import_module("kernbench.benches")
     benches = {
         (point.name, point.value): Bench(point.name, point.value.partition(":")[0], point.dist.name if point.dist else "?")
         for point in installed_entry_points()

@@ -6,20 +6,19 @@ import sys
 from pathlib import Path
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from kernbench.commands.points_bar import points_bar
 from kernbench.end_to_end.published import published, selected
 from kernbench.end_to_end.report import report
 from kernbench.end_to_end.results import merged, read_results, result_of, write_results
 from kernbench.end_to_end.runs import run_rows
-from kernbench.sweep.outcome import Outcome
 
 
 def validate_end_to_end(
     names: tuple[str, ...],
     *,
     output: Path,
+    scheduler: str | None,
     jobs: int | None,
     fresh: bool,
     timeout: float | None,
@@ -30,15 +29,10 @@ def validate_end_to_end(
     A file ``json_path`` gets these rows; others that it has stay in it.
     """
     rows = selected(names)
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        shown = bar.add_task("rows", total=None)
-
-        def advance(outcome: Outcome, done: int, total: int) -> None:
-            bar.update(shown, completed=done, total=total)
-
-        found = run_rows(rows, output=output, jobs=jobs or 0, fresh=fresh, timeout=timeout, progress=advance)
+    with points_bar("rows") as advance:
+        found = run_rows(
+            rows, output=output, scheduler=scheduler, jobs=jobs or 0, fresh=fresh, timeout=timeout, progress=advance
+        )
     results = [result_of(row, found[row.id]) for row in rows]
     click.echo(report(results))
     if json_path is not None:

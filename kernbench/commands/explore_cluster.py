@@ -14,7 +14,7 @@ from kernbench.commands.explore_runs import AskedRuns
 from kernbench.commands.explore_worker import run_here
 from kernbench.errors import KernbenchError
 from kernbench.explore import Trial
-from kernbench.sweep.cluster import connected, find_modules, modules_path
+from kernbench.sweep.workers import connected, find_modules, modules_path
 
 
 class ClusterRuns:

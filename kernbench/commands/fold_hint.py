@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from typing import TextIO
 
-from kernbench.simulation.folding import Folding, ScoutEndedError
+from kernbench.simulation.ranks.folding import Folding, ScoutEndedError
+from kernbench.simulation.ranks.training_steps import StepEnd
 from kernbench.simulation.simulation import Simulation
-from kernbench.simulation.steps import StepEnd
 
 _MOST_SCOUTS = 8
 

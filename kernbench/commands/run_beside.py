@@ -16,9 +16,9 @@ import kernbench
 from kernbench.processes.gate import INHERITED, listening
 from kernbench.runtime_api.joining import ADDRESS, TAKEN, taken, variables_of
 from kernbench.topology import Topology
-from kernbench.torch_backend.gpu import inventory
-from kernbench.torch_backend.gpu.cuda_names import properties_of
-from kernbench.torch_backend.gpu.visible import NodeGpus
+from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus
+from kernbench.torch_backend.gpu.names.cuda_names import properties_of
+from kernbench.torch_backend.gpu.tools import inventory
 
 _BEGIN = "import sys; sys.path.insert(0, {0!r}); import kernbench.cli; sys.path.remove({0!r}); kernbench.cli.main()"
 

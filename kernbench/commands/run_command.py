@@ -62,8 +62,8 @@ class RankCommand:
         """
         from kernbench.processes.gate import Gate
         from kernbench.processes.seat import Welcome
-        from kernbench.simulation.failures import SpawnException
-        from kernbench.torch_backend.gpu.visible import visible_first
+        from kernbench.simulation.ranks.failures import SpawnException
+        from kernbench.torch_backend.gpu.device.visible_devices import visible_first
 
         def welcome() -> Welcome:
             return Welcome(
@@ -96,9 +96,9 @@ class RankCommand:
     def _started(self, address: str, topology: Topology) -> Iterator[subprocess.Popen[bytes]]:
         """The command's process; it has ended when the block has."""
         from kernbench.runtime_api.joining import variables_of
-        from kernbench.torch_backend.gpu import inventory
-        from kernbench.torch_backend.gpu.cuda_names import properties_of
-        from kernbench.torch_backend.gpu.visible import NodeGpus
+        from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus
+        from kernbench.torch_backend.gpu.names.cuda_names import properties_of
+        from kernbench.torch_backend.gpu.tools import inventory
 
         gpu, cuda = vars(properties_of(topology)), inventory.cuda_version(topology)
         told = variables_of(address, NodeGpus.of(topology), os.environ, gpu, cuda)

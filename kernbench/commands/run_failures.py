@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection
+import traceback
+from collections.abc import Collection, Mapping
 from typing import TextIO
 
 import click
@@ -12,7 +13,8 @@ from kernbench.advice import advice_for
 from kernbench.errors import HiddenBlockingError, NoProgressError
 from kernbench.processes.rank_process import RankDiedError
 from kernbench.scheduler import Rank, user_traceback
-from kernbench.simulation.failures import SpawnException, headed
+from kernbench.simulation.ranks.failures import SpawnException, headed
+from kernbench.simulation.ranks.locations import is_pythons, is_users
 from kernbench.standard_output import LostOutput, require_output
 from kernbench.trace.memory_report import notes_that_python_hides
 
@@ -37,16 +39,18 @@ class ShownFailures:
             require_output()
         except LostOutput:
             return  # that is why, and it is said in the end
-        self._show(headed(rank, rank.traceback))
         self._shown = 1
+        if exit_status(rank.error) is None:
+            self._show(headed(rank, rank.traceback))
 
     def all(self, error: SpawnException) -> dict[int, BaseException]:
         """The run has ended: show the others, and sum up. Gives the errors by rank."""
         require_output()
-        for section in error.sections[self._shown :]:
-            self._show(section)
+        if status_of(error.errors) is None:
+            for section in error.sections[self._shown :]:
+                self._show(section)
         self._explain(error.errors.values(), "".join(error.sections))
-        failed = ", ".join(f"rank {rank} ({type(cause).__name__})" for rank, cause in error.errors.items())
+        failed = ", ".join(f"rank {rank} ({_reason(cause)})" for rank, cause in error.errors.items())
         click.echo(f"kernbench: failed: {failed}", file=self._stream)
         return error.errors
 
@@ -79,3 +83,23 @@ class ShownFailures:
     def _show(self, text: str) -> None:
         sys.stdout.flush()  # what came before, in a file of both
         click.echo(text.strip(), file=self._stream)
+
+
+def exit_status(error: BaseException | None) -> int | None:
+    """The number that a program has given ``sys.exit``, having said itself what is wrong; None: it failed otherwise."""
+    return error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else None
+
+
+def status_of(errors: Mapping[int, BaseException]) -> int | None:
+    """The first rank's :func:`exit_status`, if every rank that failed has one."""
+    found = [exit_status(error) for error in errors.values()]
+    return None if None in found or not found else found[0]
+
+
+def _reason(error: BaseException) -> str:
+    status = exit_status(error)
+    if status is None:
+        return type(error).__name__
+    frames = traceback.extract_tb(error.__traceback__)
+    place = next((each for each in reversed(frames) if is_users(each.filename) and not is_pythons(each.filename)), None)
+    return f"exit code {status}" + (f" at {place.filename}:{place.lineno}" if place else "")

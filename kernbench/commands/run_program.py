@@ -14,7 +14,7 @@ import click
 
 from kernbench.commands.report_option import LIVE
 from kernbench.commands.run_command import RankCommand, found
-from kernbench.commands.run_failures import ShownFailures
+from kernbench.commands.run_failures import ShownFailures, status_of
 from kernbench.commands.steps_options import StepsOptions
 from kernbench.commands.torchrun_options import DASHES
 from kernbench.defaults import FOLDED_ABOVE
@@ -212,10 +212,13 @@ def run(
         if summary:
             print_summary(ctx, failed=bool(errors))
             asked.print_steps(ctx)
+            asked.print_serving(ctx)
         if reports:
             outputs.write(asked.write_report, ctx, report_file, program, args, errors, live)
         outputs.write(asked.write_json, ctx, program, args, errors)
-    ends_with = (code if starter is not None else 1 if errors or races_found else 0) or outputs.failed
+    ends_with = (
+        code if starter is not None else (status_of(errors) or 1) if errors or races_found else 0
+    ) or outputs.failed
     if signalled is not None:
         click.echo(f"kernbench: {ctx.simulation.interrupted} has ended the run", err=True)
         ends_with = signalled.exit_code
@@ -295,7 +298,7 @@ def _print_races(ctx: RuntimeContext) -> int:
 
 def _first_of_each_node(topology: Topology, nnodes: int, per_node: int) -> Sequence[int] | str:
     """The SIPs that ranks drive, as torchrun's ranks do: the first ``per_node`` of every node that the environment lets see."""
-    from kernbench.torch_backend.gpu.visible import visible_first
+    from kernbench.torch_backend.gpu.device.visible_devices import visible_first
 
     if nnodes == 1 or not 0 < per_node < topology.sips_per_node:
         return "all"
@@ -304,7 +307,7 @@ def _first_of_each_node(topology: Topology, nnodes: int, per_node: int) -> Seque
 
 def _per_node(topology: Topology, asked: int | str | None) -> int:
     """Ranks per node; ``gpu`` and ``auto``: one per GPU that the environment lets see. Raises ConfigError if that is none."""
-    from kernbench.torch_backend.gpu.visible import NodeGpus, words
+    from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus, words
 
     if not isinstance(asked, str):
         return asked or 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -29,7 +30,7 @@ def command(name: str | None) -> None:
         for each in names():
             found = find(each)
             assert found is not None
-            click.echo(f"{each:<14} {_tested(found)}; {source_of(each)}")
+            click.echo(f"{each:<18} {_tested(found)}; {source_of(each)}")
             for line in _summary(found):
                 click.echo(f"  {line}")
         click.echo("kernbench run --stand-in NAME, or --stand-in auto for whatever a program needs of these")
@@ -40,6 +41,10 @@ def command(name: str | None) -> None:
     click.echo(f"{stand_in.name}: {_tested(stand_in)}")
     for line in _summary(stand_in):
         click.echo(line)
+    for module, names_of in _functions(stand_in):
+        click.echo(module)
+        for function in names_of:
+            click.echo(f"  {function}")
     for module, reference in stand_in.libraries.items():
         operators, schemas = _of_module(module, reference)
         click.echo(module)
@@ -51,7 +56,8 @@ def command(name: str | None) -> None:
 
 
 def _tested(stand_in: StandIn) -> str:
-    return f"{'has the functions of' if stand_in.folder else 'operators, tested with'} {stand_in.release}"
+    what = "has the functions of" if stand_in.folder else "operators, tested with"
+    return f"{'functions, tested with' if stand_in.bound and not stand_in.folder else what} {stand_in.release}"
 
 
 def _summary(stand_in: StandIn) -> Iterator[str]:
@@ -62,10 +68,19 @@ def _summary(stand_in: StandIn) -> Iterator[str]:
             if each.name == "__init__.py" or not each.name.startswith("_")
         )
         yield f"modules: {', '.join(modules)}"
+    for module, names_of in _functions(stand_in):
+        yield f"{module}: {len(names_of)} functions"
     for module, reference in stand_in.libraries.items():
         operators, schemas = _of_module(module, reference)
         of = f"{len(schemas)} operators" if schemas else "not installed"
         yield f"{module}: {of}, {len(operators.values)} with values, {len(operators.costs)} with costs"
+
+
+def _functions(stand_in: StandIn) -> Iterator[tuple[str, list[str]]]:
+    """The names of each compiled module that gives functions."""
+    for module, place in stand_in.bound.items():
+        names = importlib.import_module(place).NAMES
+        yield module, sorted(name for name in names if not name.startswith("_"))
 
 
 def _of_module(module: str, reference: str) -> tuple[Operators, dict[str, str]]:

@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from kernbench.commands.points_bar import points_bar
 from kernbench.commands.program_options import stand_in_option
 from kernbench.commands.report_option import report_option
 from kernbench.stand_ins import standing_in
-
-if TYPE_CHECKING:
-    from kernbench.sweep import Outcome
 
 
 @click.command(name="sweep")
@@ -60,18 +55,11 @@ def command(
             for task in tasks_of(described):
                 click.echo(label(task.point))
         return
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        line = bar.add_task(spec.stem, total=None)
-
-        def advance(outcome: Outcome, done: int, total: int) -> None:
-            bar.update(line, completed=done, total=total)
-
-        with naming(spec):
-            result = run_sweep(
-                described, output=output or spec.with_suffix(""), scheduler=scheduler, jobs=jobs, resume=not fresh,
-                retry_failed=retry_failed, progress=advance,
-            )  # fmt: skip
+    with points_bar(spec.stem) as advance, naming(spec):
+        result = run_sweep(
+            described, output=output or spec.with_suffix(""), scheduler=scheduler, jobs=jobs, resume=not fresh,
+            retry_failed=retry_failed, progress=advance,
+        )  # fmt: skip
     click.echo(f"{len(result.rows)} points: {result.ran} run now, {len(result.failed)} failed")
     for row in result.rows:
         if row["error"]:

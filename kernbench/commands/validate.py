@@ -19,6 +19,9 @@ from kernbench.output_files import write_file
 @click.option("--only", "names", multiple=True, metavar="TEXT", help="Of the published steps those with this id or source, or "
               "with this in their title; may be repeated.")  # fmt: skip
 @click.option("--jobs", "-j", type=click.IntRange(min=1), help="Steps to run side by side; by default one per core.")
+@click.option(
+    "--scheduler", metavar="ADDRESS", help="Run them on the workers of this Dask scheduler, as tcp://host:8786."
+)
 @click.option("--output", "-o", type=click.Path(file_okay=False, path_type=Path), default="end-to-end", show_default=True,
               help="Directory of their journal: an interrupted call goes on from it.")  # fmt: skip
 @click.option("--fresh", is_flag=True, help="Forget what an earlier call has run.")
@@ -27,7 +30,7 @@ from kernbench.output_files import write_file
 )
 def command(
     manifest: Path | None, json_path: Path | None, plot_directory: Path | None, end_to_end: bool, names: tuple[str, ...],
-    jobs: int | None, output: Path, fresh: bool, timeout: float | None,
+    jobs: int | None, scheduler: str | None, output: Path, fresh: bool, timeout: float | None,
 ) -> None:  # fmt: skip
     """Compare the models with measured tables; MANIFEST lists them (without one, the tables that are shipped)."""
     if end_to_end:
@@ -35,7 +38,9 @@ def command(
             raise ConfigError("--end-to-end has one table of its own, and no pictures")
         from kernbench.commands.end_to_end import validate_end_to_end
 
-        validate_end_to_end(names, output=output, jobs=jobs, fresh=fresh, timeout=timeout, json_path=json_path)
+        validate_end_to_end(
+            names, output=output, scheduler=scheduler, jobs=jobs, fresh=fresh, timeout=timeout, json_path=json_path
+        )
         return
     if names:
         raise ConfigError("--only is for --end-to-end")

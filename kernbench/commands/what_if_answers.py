@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from kernbench.commands.points_bar import points_bar
 from kernbench.errors import ConfigError
 from kernbench.html_report.study import write_study
-from kernbench.sweep import Outcome
 from kernbench.trace.steps_report import duration, scaled
 from kernbench.what_if import Answer, Question, ask
 from kernbench.what_if.point import tasks_of
@@ -45,14 +43,7 @@ def answer_question(
             problem = f"  # {task.problem}" if task.problem else ""
             click.echo(f"{variables}kernbench {shlex.join(task.arguments)}{problem}")
         return
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        line = bar.add_task(Path(program).stem, total=None)
-
-        def advance(outcome: Outcome, done: int, total: int) -> None:
-            bar.update(line, completed=done, total=total)
-
+    with points_bar(Path(program).stem) as advance:
         answer = ask(
             question, output=output or Path(f"what-if-{Path(program).stem}"), scheduler=scheduler, jobs=jobs, resume=not fresh,
             retry_failed=retry_failed, timeout=timeout, progress=advance,
@@ -132,6 +123,11 @@ def table(answer: Answer, names: Sequence[str]) -> Iterator[str]:
 
 
 def _remark(row: dict[str, Any]) -> str:
+    if row.get("ttft_p50") is not None:
+        times: Any = ((name, row.get(f"{name}_p50"), row.get(f"{name}_p99")) for name in ("ttft", "tpot"))
+        return ", ".join(
+            f"{name.upper()} {duration(p50)} (p99 {duration(p99)})" for name, p50, p99 in times if p50 is not None
+        )
     if row["fits"]:
         return "" if row["seconds_per_step"] is not None else "made no optimizer step"
     return f"out of memory by {_size(row['over_bytes'])}{' at least' if row['at_least'] else ''}"

@@ -102,6 +102,7 @@ class GemmKernels(Spec):
         exact_sums: how many times as long products in eight bits take whose sums are kept in 32 bits throughout.
         power: board power of the devices that `efficiency` is of, watts; 0: not known, and a device's own limit says nothing.
         power_exponent: how what large products sustain grows with the board's power limit.
+        misaligned: how many times as long products take whose rows do not start on 16 bytes.
         sustained: share by which products take longer where one follows another for long (ADR 0126); 0: not known.
         throttle, throttle_after: share of time that long products lose to clocks falling under power limits, and the
             duration at which half of that is lost, seconds.
@@ -122,6 +123,7 @@ class GemmKernels(Spec):
     exact_sums: float = 1.0
     power: float = 0.0
     power_exponent: float = 0.0
+    misaligned: float = 1.3
     sustained: float = 0.0
     throttle: float
     throttle_after: Micros

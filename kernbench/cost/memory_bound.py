@@ -40,6 +40,9 @@ class OpKind:
         least: of the whole kernel beyond the launch, seconds: the life of one block.
         row: of one row on one PE, seconds; zero for operations without rows.
         whole_row: longest row that AMD's kernel reads once; longer ones are read twice more.
+        each_row: of one row on one PE of an NVIDIA device, seconds: a warp or a block starts, reduces and ends.
+        each: of one element, all PEs at work, seconds on an H100, where it is elements that take time, not bytes.
+        by_element: its instructions handle elements one at a time: those of less than four bytes take as long as of four.
         launches: kernels that make up the operation; what the second of two reads again is partly still in the cache.
     """
 
@@ -53,25 +56,58 @@ class OpKind:
     least: float = 0.0
     row: float = 0.0
     whole_row: float = float("inf")
+    each_row: float = 0.0
+    each: float = 0.0
+    by_element: bool = False
     launches: int = 1
 
 
+# What has no other source here was measured on an H100 (80GB HBM3, torch 2.11, CUDA 13.0) by kernbench.programs.gpu_times, and
+# is in units of the device: taken to hold for other devices of NVIDIA. [H] marks it.
 OPS: Mapping[str, OpKind] = {
     "copy": OpKind(1, 1, pace=1.6, memory=3.0),
-    # rows become columns: the naive kernel of "An Efficient Matrix Transpose in CUDA C/C++" (developer.nvidia.com/blog) reaches
-    # 55.3 of a copy's 136.0 GB/s on a K20c; torch's elementwise copy does the same
-    "transpose": OpKind(1, 1, pace=0.65, memory=3.0, ceiling=0.41),
-    "fill": OpKind(0, 1, pace=1.6, memory=3.0),
+    # rows become columns, element by element: 0.18 to 0.21 of a copy's bandwidth in 16 bits [H]. The naive kernel of "An
+    # Efficient Matrix Transpose in CUDA C/C++" (developer.nvidia.com/blog) reaches 55.3 of 136.0 GB/s on a K20c in 32 bits
+    "transpose": OpKind(1, 1, pace=0.40, memory=3.0, ceiling=0.40, by_element=True),
+    # operands that are broadcast, strided, or of another format than the result: loads are not vectors [H]
+    "strided": OpKind(1, 1, pace=1.05, memory=3.0, ceiling=1.05, by_element=True),
+    "rolled": OpKind(
+        1, 1, pace=0.62, memory=3.0, ceiling=0.62, by_element=True
+    ),  # an index is computed for each element [H]
+    "mixed": OpKind(2, 1, pace=0.65, memory=3.0, ceiling=0.65),  # formats differ [H]
+    "fill": OpKind(0, 1, pace=2.2, memory=3.0, ceiling=1.12),  # [H]
+    "random": OpKind(0, 1, pace=0.6, memory=3.0, ceiling=0.6, start=3.5 * US, by_element=True),  # [H]
+    "dropout": OpKind(1, 1.5, pace=0.75, memory=3.0, ceiling=0.89, start=0.7 * US),  # [H]
+    "gathered": OpKind(1, 1, pace=1.6, memory=3.0, ceiling=0.92, start=0.7 * US, each_row=0.075 * US),  # [H]
+    "added_rows": OpKind(1, 1, pace=0.3, memory=3.0, ceiling=0.24, start=1 * US),  # atomics of 16 bits [H]
+    "sorted": OpKind(1, 1, pace=1.6, memory=3.0, start=15 * US, each=20e-12),  # [H]
+    "selected": OpKind(1, 0, pace=1.6, memory=3.0, start=18 * US, each_row=0.6 * US, each=10e-12),  # [H]
+    "scan": OpKind(1, 1, pace=0.2, memory=3.0, ceiling=0.22),  # [H]
+    "pool": OpKind(1, 1, pace=0.3, memory=3.0, ceiling=0.3),  # [H]
+    "batch_norm": OpKind(2, 1, pace=0.42, memory=3.0, ceiling=0.38, start=2 * US),  # [H]
+    "group_norm": OpKind(2, 1, pace=0.36, memory=3.0, ceiling=0.38, start=2 * US),  # [H]
     "unary": OpKind(1, 1, pace=1.6, memory=3.0),
+    "stepped": OpKind(1, 1, pace=1.6, memory=3.0, ceiling=0.89),  # fused steps of optimizers [H]
     "binary": OpKind(2, 1, pace=1.63, memory=3.0, ceiling=1.08),
     "two_binary": OpKind(3.4, 1.6, pace=1.63, memory=3.0, ceiling=1.06, launches=2),
     "gelu": OpKind(1, 1, pace=0.90, memory=0.83, hip=0.54, start=0.5 * US),
     "gated_activation": OpKind(2, 1, pace=0.66, memory=0.66, start=0.4 * US),
     "rope": OpKind(1, 1, pace=0.62, memory=0.535, start=0.7 * US),
     "softmax": OpKind(1, 1, pace=1.0, memory=2.0, ceiling=0.93, hip=0.5, start=0.7 * US, row=0.1 * US, whole_row=1024),
-    "layer_norm": OpKind(1, 1, pace=0.68, memory=0.66, hip=0.47, least=5 * US, row=0.9 * US),
+    "layer_norm": OpKind(
+        1, 1, pace=0.68, memory=0.66, hip=0.47, least=5 * US, row=0.9 * US, each_row=0.135 * US
+    ),  # row of CUDA [H]
+    "norm_gradient": OpKind(
+        1, 1, pace=0.68, memory=0.66, hip=0.47, least=5 * US, row=0.9 * US, each_row=0.5 * US
+    ),  # [H]
     "rms_norm": OpKind(1, 1, pace=0.63, memory=0.42, start=2.0 * US, ceiling=0.72),
-    "reduce": OpKind(1, 0, pace=1.3, memory=3.0, ceiling=1.08, start=2.0 * US),
+    "reduce": OpKind(1, 0, pace=1.9, memory=3.0, ceiling=0.98, start=1.2 * US, each_row=0.017 * US),  # [H]
+    "reduce_all": OpKind(1, 0, pace=1.3, memory=3.0, ceiling=1.0, start=2.0 * US),  # to one number [H]
+    "reduce_columns": OpKind(1, 0, pace=1.3, memory=3.0, ceiling=0.98, start=7.0 * US, each_row=0.12 * US),  # [H]
+    "extreme": OpKind(1, 0, pace=1.15, memory=3.0, ceiling=0.86, start=1.0 * US, each_row=0.045 * US),  # [H]
+    "indexed": OpKind(
+        1, 0, pace=0.56, memory=3.0, ceiling=0.58, start=1.2 * US, each_row=0.065 * US
+    ),  # value and place, or moments [H]
 }
 
 # Names that measured tables and programs' blocks go by, and that torch has not.
@@ -102,6 +138,8 @@ _BINARY = frozenset(
 _LAUNCHED = (Kind.COMPUTE, Kind.TRANSFER)
 _PACED = (Model.TRAFFIC, Model.ROWS)
 
+_H100_CLOCK = 1.83e9
+_H100_LANES = 132 * _H100_CLOCK
 _LANE = 10.57  # bytes that one PE of an A100 moves per clock when all of them copy
 _SHARP = 6.0
 _KERNEL = 1.0 * US  # of the launch's latency passes before the device counts a kernel as running
@@ -183,8 +221,10 @@ def _time(
         moved += 2 * traffic * kind.reads / (kind.reads + kind.writes)
     resident = 0.0 if cold else cache_share(spec, traffic)
     fetching = moved * (resident / from_cache + (1 - resident) / from_memory)
-    rows = (prod(dims[:-1]) if traffic else 0) * kind.row / spec.pes * (backend < 1)
-    took = max(fetching, kind.least, rows)
+    each_row = kind.row if spec.target.backend == "hip" else kind.each_row * _H100_CLOCK / spec.clock
+    rows = (prod(dims[:-1]) if traffic else 0) * each_row / spec.pes
+    elements = prod(dims) * kind.each * _H100_LANES / (spec.pes * spec.clock) if kind.each else 0.0
+    took = max(fetching, kind.least, rows + elements)
     limit = "kernel" if took > fetching else "cache" if resident > 0.5 else "memory"
     return start + took, traffic, "launch" if took < start else limit
 

@@ -85,7 +85,7 @@ def _estimate(
     row: Operator, given: tuple[Operand, ...], made: tuple[Operand, ...], device: DeviceSpec, flag: bool,
     cold: bool = False,
 ) -> Estimate:  # fmt: skip
-    """``flag``: an attention is causal, a product is exact."""
+    """``flag``: an attention is causal; a product in eight bits is exact; one of fp32 may be computed in TF32."""
     if row.kind in _NO_LAUNCH or not (given or made):
         return _FREE
     model = _MODELS.get(row.model)
@@ -104,14 +104,42 @@ def _by_traffic(
     whole = of_result or of_input
     assert whole is not None
     pace = row.pace
-    if pace == "reduce":
+    if pace in ("reduce", "extreme", "indexed"):
         whole = of_input or whole
         made = made or [Operand((), whole.format)]
+        pace = _reduction_pace(pace, whole.shape, made[0].shape)
     elif pace == "pointwise":
-        read, written = (sum(prod(each.shape) == prod(whole.shape) for each in side) for side in (given, made))
-        pace = "binary" if read > max(written, 1) else "unary" if given else "fill"
+        pace = _pointwise_pace(given, made, whole, row.lists)
+    elif row.kind is Kind.TRANSFER and made and given and ITEM_BYTES[given[-1].format] < ITEM_BYTES[made[0].format]:
+        pace = "mixed"  # values become wider; becoming narrower, they are copied as fast as others [H]
     moved = (row.traffic or everything)(given, made or [whole])
-    return traffic_time(device, OPS[pace], whole.shape, moved, cold=cold)
+    kind = OPS[pace]
+    if kind.by_element:
+        moved *= max(1.0, 4 * prod(whole.shape) / max(whole.nbytes, 1))
+    return traffic_time(device, kind, whole.shape, moved, cold=cold)
+
+
+def _reduction_pace(pace: str, shape: Shape, result: Shape) -> str:
+    """Which kernel a sum has: to one number, over rows, or over columns, whose results are beside each other."""
+    if pace != "reduce":
+        return pace
+    if prod(result) <= 1:
+        return "reduce_all"
+    kept = [size for size in result if size > 1]
+    return "reduce_columns" if kept == list(shape[-len(kept) :]) != list(shape[: len(kept)]) else pace
+
+
+def _pointwise_pace(given: Operands, made: Operands, whole: Operand, lists: bool) -> str:
+    """Which kernel a pointwise operation has: vectors are loaded where all operands are as the result is."""
+    size = prod(whole.shape)
+    if not lists:
+        tensors = [each for each in given if prod(each.shape) > 1]
+        if any(prod(each.shape) < size for each in tensors):
+            return "strided"
+        if len({each.format for each in tensors}) > 1:
+            return "mixed"
+    read, written = (sum(prod(each.shape) == size for each in side) for side in (given, made))
+    return "binary" if read > max(written, 1) else "unary" if given else "fill"
 
 
 def _by_products(row: Operator, given: Operands, made: Operands, device: DeviceSpec, flag: bool) -> Estimate | None:
@@ -121,6 +149,8 @@ def _by_products(row: Operator, given: Operands, made: Operands, device: DeviceS
         return None
     multiplied = [given[at] for at in row.multiplied if at < len(given)]
     dtype = engine_format(multiplied)
+    if flag and dtype == "fp32":
+        dtype = "tf32"
     stored = made[0].format if made and not made[0].complex else None
     factor = 4 if multiplied[0].complex else 1  # a product of complex numbers is four of their parts
     packed = multiplied[0].values if dtype == "fp4" else 1
@@ -317,23 +347,24 @@ class OpCosts:
         """Whether anything says what an operator costs: others are counted, at each call."""
         return find(name) is not None or self.stated(name) is not None
 
-    def of(self, name: str, inputs: Tensors, outputs: Tensors, *, flag: bool = False, crossed: bool = False) -> Cost:
+    def of(self, name: str, inputs: Tensors, outputs: Tensors, *, flag: bool = False, layout: str = "") -> Cost:
         """The cost of an operation called ``name``; ``inputs``, ``outputs``: ``(shape, dtype)`` of each tensor.
 
         A dtype is whatever ``str`` names: torch's own, or a name. ``flag``: of an attention, it is causal; of a product in
-        eight bits, its sums are kept in 32 bits. ``crossed``: of a copy, rows become columns.
+        eight bits, its sums are kept in 32 bits; of one of fp32, it may be computed in TF32. ``layout``: of a copy,
+        ``"transpose"`` (rows become columns), ``"strided"`` (one of both has gaps), or nothing.
         """
-        flat = (name, flag, crossed, len(inputs), *(part for tensor in (*inputs, *outputs) for part in tensor))
+        flat = (name, flag, layout, len(inputs), *(part for tensor in (*inputs, *outputs) for part in tensor))
         cost = self._known.get(flat)
         if cost is None:
-            cost = self._price(name, inputs, outputs, (flag, crossed), flat)
+            cost = self._price(name, inputs, outputs, (flag, layout), flat)
         return cost
 
     def of_tensors(
-        self, name: str, inputs: Sequence[Any], outputs: Sequence[Any], flag: bool = False, crossed: bool = False
+        self, name: str, inputs: Sequence[Any], outputs: Sequence[Any], flag: bool = False, layout: str = ""
     ) -> Cost:
         """As :meth:`of`, of what has a ``shape`` and a ``dtype``: for those who ask at every operation."""
-        key: list[Any] = [name, flag, crossed, len(inputs)]
+        key: list[Any] = [name, flag, layout, len(inputs)]
         for tensor in inputs:
             key += (tensor.shape, tensor.dtype)
         for tensor in outputs:
@@ -342,7 +373,7 @@ class OpCosts:
         cost = self._known.get(flat)
         if cost is None:
             given, made = (tuple([(each.shape, each.dtype) for each in tensors]) for tensors in (inputs, outputs))
-            cost = self._price(name, given, made, (flag, crossed), flat)
+            cost = self._price(name, given, made, (flag, layout), flat)
         return cost
 
     def _beyond_a_launch(self, row: Operator | None, given: Operands, made: Operands) -> float:
@@ -354,18 +385,16 @@ class OpCosts:
         tensors = len(given) if row.lists else 0
         return host.factor * (host.launch * further + host.tensor * tensors + host.unit * row.bookkeeping)
 
-    def _price(
-        self, name: str, inputs: Tensors, outputs: Tensors, how: tuple[bool, bool], key: tuple[Any, ...]
-    ) -> Cost:
-        flag, crossed = how
+    def _price(self, name: str, inputs: Tensors, outputs: Tensors, how: tuple[bool, str], key: tuple[Any, ...]) -> Cost:
+        flag, layout = how
         given, made = (tuple(Operand.of(shape, dtype) for shape, dtype in tensors) for tensors in (inputs, outputs))
         stated = self.stated(name)
         if stated is not None and stated.cost is not None and not stated.sees_values:
             cost = self._known[key] = stated.priced(given, made, self._device)
             return cost
         row = find(name) if stated is None else find(stated.like)
-        if crossed and row is not None and row.pace == "copy":
-            row = replace(row, pace="transpose")
+        if layout and row is not None and row.pace == "copy":
+            row = replace(row, kind=Kind.COMPUTE, pace=layout)
         found = _estimate(row or _UNKNOWN, given, made, self._device, flag, self._cold)
         kind = "math"
         if row is not None and row.uses_matrix_engines:

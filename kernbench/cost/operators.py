@@ -161,6 +161,34 @@ def _scattered(given: Operands, made: Operands) -> float:
     return 3 * nbytes_of(given[1:]) if len(given) > 1 else everything(given, made)
 
 
+_SECTOR = 32  # bytes: the least that is read of memory for an element that has no neighbours
+
+
+def _picked_one_by_one(given: Operands, made: Operands) -> float:
+    """Each element of the result is somewhere: a sector is read for it, and where it is."""
+    return sum(prod(each.shape) for each in made) * _SECTOR + nbytes_of(given[1:]) + nbytes_of(made)
+
+
+def _put_one_by_one(given: Operands, made: Operands) -> float:
+    """Each element goes somewhere: a sector is read, changed, written back, and read for the next one of it [H]."""
+    count = max((prod(each.shape) for each in given[1:]), default=0)
+    return 4 * count * _SECTOR + nbytes_of(given[1:])
+
+
+def _copied_and_put_one_by_one(given: Operands, made: Operands) -> float:
+    return nbytes_of(given[:1]) + nbytes_of(made) + _put_one_by_one(given, made)
+
+
+def _once_more_read(given: Operands, made: Operands) -> float:
+    """Statistics first, then the result."""
+    return everything(given, made) + nbytes_of(given[:1])
+
+
+def _as_log_of_sum(given: Operands, made: Operands) -> float:
+    """Of the operand: read for the largest; the difference, which is broadcast, counts twice; exponentials; their sum."""
+    return 8 * nbytes_of(given[:1])
+
+
 def _copied_and_scattered(given: Operands, made: Operands) -> float:
     return nbytes_of(given[:1]) + nbytes_of(made) + _scattered(given, made)
 
@@ -400,8 +428,8 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     # -- bytes
     ("_to_copy copy_", Operator(Kind.TRANSFER, pace="copy")),
     (
-        """copy clone contiguous cat stack _stack repeat roll flip rot90 tile constant_pad_nd block_diag diag_embed
-        pixel_shuffle pixel_unshuffle channel_shuffle im2col col2im tril triu complex _coalesce _to_sparse _to_dense
+        """copy clone contiguous cat stack _stack repeat tile constant_pad_nd block_diag diag_embed
+        pixel_shuffle pixel_unshuffle channel_shuffle im2col col2im complex _coalesce _to_sparse _to_dense
         sparse_mask _pin_memory lift_fresh_copy slice_scatter select_scatter diagonal_scatter as_strided_scatter
         slice_backward select_backward diagonal_backward unfold_backward reflection_pad1d reflection_pad2d
         reflection_pad3d replication_pad1d replication_pad2d replication_pad3d _foreach_copy fsdp::copy_ slice_inverse
@@ -418,37 +446,49 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     ("_embedding_bag_per_sample_weights_backward", _moves("copy", _gathered_for_first)),
     ("fsdp::all_gather_copy_in", _moves("copy", _first_result_copied, bookkeeping=1.0)),
     (
-        """embedding index_select gather index take _unsafe_index _unsafe_masked_index _embedding_bag
-        _embedding_bag_forward_only""",
-        _moves("copy", _gathered),
+        """embedding index_select index _unsafe_index _unsafe_masked_index _embedding_bag _embedding_bag_forward_only""",
+        _moves("gathered", _gathered),
     ),
+    ("gather take", _moves("copy", _picked_one_by_one)),
+    ("scatter_ scatter_add_ scatter_reduce_ put_", _moves("copy", _put_one_by_one)),
+    ("scatter scatter_add scatter_reduce put", _moves("copy", _copied_and_put_one_by_one)),
+    ("index_add_ index_reduce_", _moves("added_rows", _scattered)),
+    ("index_copy_ index_fill_ index_put_ _index_put_impl_ embedding_renorm_", _moves("strided", _scattered)),
     (
-        """scatter_ scatter_add_ scatter_reduce_ index_add_ index_copy_ index_fill_ index_put_ _index_put_impl_
-        index_reduce_ put_ embedding_renorm_""",
-        _moves("copy", _scattered),
-    ),
-    (
-        """scatter scatter_add scatter_reduce index_add index_copy index_fill index_put _unsafe_index_put index_reduce put
-        _unsafe_masked_index_put_accumulate masked_scatter""",
-        _moves("copy", _copied_and_scattered),
+        """index_add index_copy index_fill index_put _unsafe_index_put index_reduce _unsafe_masked_index_put_accumulate
+        masked_scatter""",
+        _moves("strided", _copied_and_scattered),
     ),
     ("embedding_dense_backward", _moves("copy", embedding_gradient, embedding_gradient_launches)),
     ("_embedding_bag_backward _embedding_bag_dense_backward", _moves("copy", None, launches=3)),
     (
-        """zeros ones full zero zero_ fill fill_ rand randn randint randperm arange range linspace logspace eye uniform
-        exponential cauchy geometric log_normal random zeros_like ones_like full_like rand_like randn_like randint_like
-        new_zeros new_ones new_full scalar_tensor tril_indices triu_indices bartlett_window blackman_window
+        """zeros ones full zero zero_ fill fill_ arange range linspace logspace eye         zeros_like ones_like
+        full_like         new_zeros new_ones new_full scalar_tensor tril_indices triu_indices bartlett_window
+        blackman_window
         hamming_window hann_window kaiser_window fft_fftfreq fft_rfftfreq _foreach_zero
-        _new_zeros_with_same_feature_meta _philox_uniform _philox_normal _philox_key_split _philox_key_fold_in
+        _new_zeros_with_same_feature_meta _philox_key_split _philox_key_fold_in
         _cudnn_init_dropout_state affine_grid_generator""",
         _moves("fill", _written),
     ),
-    ("normal bernoulli normal_functional", _moves("fill")),
-    ("normal_ bernoulli_", _moves("fill", _written)),
+    (
+        """rand randn randint randperm uniform exponential cauchy geometric log_normal random rand_like randn_like randint_like
+        _philox_uniform _philox_normal normal_ bernoulli_""",
+        _moves("random", _written),
+    ),
+    ("normal bernoulli normal_functional", _moves("random")),
+    ("dropout fused_dropout", _moves("dropout")),
+    ("flip rot90 tril triu", _moves("strided")),
+    ("roll", _moves("rolled")),
+    ("cummax cummin cumprod cumsum logcumsumexp", _moves("scan")),
+    (
+        """adaptive_max_pool2d adaptive_max_pool3d avg_pool2d avg_pool3d max_pool2d max_pool2d_with_indices
+        max_pool3d_with_indices""",
+        _moves("pool"),
+    ),
     (
         """abs acos acosh add addcdiv addcmul addr and angle asin asinh atan atan2 atanh binomial bitwise_and
         bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil celu clamp clamp_max clamp_min
-        clip conj_physical copysign cos cosh deg2rad digamma div dropout elu eq erf erfc erfinv exp2 expm1 float_power
+        clip conj_physical copysign cos cosh deg2rad digamma div elu eq erf erfc erfinv exp2 expm1 float_power
         floor floor_divide fmax fmin fmod frac frexp gcd ge gt hardshrink hardsigmoid hardswish hardtanh
         heaviside hypot i0 igamma igammac ilshift irshift isfinite isin isinf isnan isneginf isposinf ixor lcm
         ldexp le leaky_relu lerp lgamma log log10 log1p log2 log_sigmoid logaddexp logaddexp2 logical_and logical_not
@@ -466,60 +506,69 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
         fake_quantize_per_channel_affine_cachemask fake_quantize_learnable_per_tensor_affine
         fake_quantize_learnable_per_channel_affine add_relu binary_cross_entropy binary_cross_entropy_with_logits
         huber_loss mse_loss smooth_l1_loss soft_margin_loss multi_margin_loss multilabel_margin_loss dirichlet_grad
-        sample_dirichlet adaptive_avg_pool2d adaptive_avg_pool3d adaptive_max_pool2d adaptive_max_pool3d avg_pool2d
-        avg_pool3d fractional_max_pool2d fractional_max_pool3d max_pool2d max_pool2d_with_indices
-        max_pool3d_with_indices max_unpool2d max_unpool3d grid_sampler_2d grid_sampler_3d upsample_bicubic2d
+        sample_dirichlet adaptive_avg_pool2d adaptive_avg_pool3d         fractional_max_pool2d fractional_max_pool3d
+        max_unpool2d max_unpool3d grid_sampler_2d grid_sampler_3d upsample_bicubic2d
         upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d
         upsample_trilinear3d upsample_bicubic2d_aa upsample_bilinear2d_aa upsample_lanczos2d_aa upsample_nearest_exact1d
         upsample_nearest_exact2d upsample_nearest_exact3d thnn_fused_lstm_cell thnn_fused_gru_cell
-        thnn_fused_lstm_cell_backward_impl cummax cummin cumprod cumsum logcumsumexp transform_bias_rescale_qkv
-        fused_dropout masked_scatter_backward convert_indices_from_coo_to_csr convert_indices_from_csr_to_coo
+        thnn_fused_lstm_cell_backward_impl transform_bias_rescale_qkv
+        masked_scatter_backward convert_indices_from_coo_to_csr convert_indices_from_csr_to_coo
         amp_update_scale batch_norm_elemt
         inductor::accumulate_grad_""",
         _POINTWISE,
     ),
-    ("fused_adam fused_adamw fused_sgd fused_adagrad", replace(_moves("unary", fused_step, step_launches), lists=True)),
+    ("fused_adam fused_adamw fused_sgd fused_adagrad", replace(_moves("stepped", fused_step, step_launches), lists=True)),
     ("amp_foreach_non_finite_check_and_unscale", replace(_moves("unary", None, list_launches), lists=True)),
-    ("gelu silu glu tanh sigmoid exp", _moves("gelu")),
+    ("gelu", _moves("gelu")),
+    ("silu glu tanh sigmoid exp", _POINTWISE),
     (
-        """layer_norm group_norm batch_norm batch_norm_legit batch_norm_with_update batch_norm_no_update
-        batch_norm_legit_no_training batch_norm_with_update_functional batch_norm_legit_functional""",
-        _moves("layer_norm"),
+        """batch_norm batch_norm_legit batch_norm_with_update batch_norm_no_update batch_norm_legit_no_training
+        batch_norm_with_update_functional batch_norm_legit_functional""",
+        _moves("batch_norm", _once_more_read, launches=2),
     ),
-    ("native_layer_norm_backward", _moves("layer_norm", norm_gradient, launches=3)),
+    ("group_norm", _moves("group_norm", _once_more_read, launches=2)),
+    ("layer_norm", _moves("layer_norm")),
+    ("native_layer_norm_backward", _moves("norm_gradient", norm_gradient, launches=3)),
     ("rms_norm weight_norm_interface", _moves("rms_norm")),
     ("fused_rms_norm", _moves("layer_norm")),  # the kernel of a layer norm, configured to leave the mean out
-    ("fused_rms_norm_backward", _moves("layer_norm", norm_gradient, launches=3)),
+    ("fused_rms_norm_backward", _moves("norm_gradient", norm_gradient, launches=3)),
     (
         "softmax log_softmax safe_softmax masked_softmax cross_entropy sparse_softmax sparse_log_softmax",
         Operator(model=Model.ROWS, pace="softmax"),
     ),
     ("log_softmax_backward_data", Operator(model=Model.ROWS, pace="softmax", gradient=True)),
-    ("softmax_backward_data", Operator(model=Model.ROWS, pace="softmax", gradient=True, scratch=like_result)),
+    # the product of the gradient and the result is a kernel of its own [K] SoftMax.cu
+    (
+        "softmax_backward_data",
+        replace(_moves("unary", lambda given, made: 2 * everything(given, made), launches=2), scratch=like_result),
+    ),
     ("nll_loss nll_loss_forward nll_loss2d nll_loss2d_forward", _moves("reduce", picked_rows)),
     ("nll_loss_backward nll_loss2d_backward", _moves("fill", picked_rows_gradient, launches=2)),
     (
-        "sum mean nansum amax amin vector_norm linalg_vector_norm norm prod",
+        "sum mean nansum vector_norm linalg_vector_norm norm prod",
         replace(_moves("reduce"), scratch=reduced()),
     ),
-    ("all any", replace(_moves("reduce"), scratch=reduced(1))),
-    ("std std_mean var var_mean", replace(_moves("reduce"), scratch=reduced(16))),
-    ("logsumexp", replace(_moves("reduce"), scratch=log_sum_exp)),
     (
-        """max min aminmax argmax argmin count_nonzero linalg__powsum dist trace ctc_loss
+        """count_nonzero linalg__powsum dist trace ctc_loss
         hash_tensor bincount histc histogram histogramdd_bin_edges histogramdd_from_bin_cts histogramdd_from_bin_tensors
         segment_reduce powsum batch_norm_stats batch_norm_backward_reduce batch_norm_gather_stats
         batch_norm_gather_stats_with_counts batch_norm_update_stats sparse_sum sparse_csr_sum sparse_csr_prod""",
         _moves("reduce"),
     ),
+    ("amax amin", replace(_moves("extreme"), scratch=reduced())),
+    ("aminmax", _moves("extreme")),
+    ("all any", replace(_moves("extreme"), scratch=reduced(1))),
+    ("max min argmax argmin", _moves("indexed")),
+    ("std std_mean var var_mean", replace(_moves("indexed"), scratch=reduced(16))),
+    ("logsumexp", replace(_moves("reduce", _as_log_of_sum, launches=6), scratch=log_sum_exp)),
     ("searchsorted bucketize", _moves("pointwise", None, launches=2)),
     ("multinomial", replace(_moves("pointwise", None, launches=2), scratch=sampled)),
-    ("sort argsort msort", replace(_moves("copy", _sorted, launches=4), scratch=sorted_rows)),
+    ("sort argsort msort", replace(_moves("sorted", _sorted, launches=4), scratch=sorted_rows)),
     (
         "unique unique2 unique_dim unique_consecutive unique_dim_consecutive mode",
-        _moves("copy", _sorted, launches=4),
+        _moves("sorted", _sorted, launches=4),
     ),
-    ("topk kthvalue median nanmedian", _moves("copy", _selected, launches=3)),
+    ("topk kthvalue median nanmedian", _moves("selected", _selected, launches=3)),
     ("nonzero nonzero_static masked_select repeat_interleave", _moves("copy", _twice_read, launches=3)),
     ("fft_c2c fft_c2r fft_r2c", _moves("copy", _transformed)),
     # -- products

@@ -35,6 +35,8 @@ class RaggedAttention:
         causal: the last query sees all keys, each one before it one less.
         window: keys before a query's own that it sees; None: all.
         variant: whose kernel, as of :func:`~kernbench.cost.attention.attention_time`; ``"flash"`` where a generation lacks it.
+        gradient: those of queries, keys and values are computed.
+        value_width: of a head's values, where it is not that of its keys.
     """
 
     sequences: tuple[tuple[int, int], ...]
@@ -45,22 +47,26 @@ class RaggedAttention:
     causal: bool = True
     window: int | None = None
     variant: str = "flash"
+    gradient: bool = False
+    value_width: int | None = None
 
     matrix = True
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of its two products, of the pairs that are seen."""
-        return sum(4 * self.heads * self.width * self._pairs(queries, keys) for queries, keys in self.sequences)
+        """Floating-point operations of its products, of the pairs that are seen: of two, or of a gradient's five."""
+        values = self.value_width or self.width
+        per_pair = 2 * (3 * self.width + 2 * values) if self.gradient else 2 * (self.width + values)
+        return sum(per_pair * self.heads * self._pairs(queries, keys) for queries, keys in self.sequences)
 
     @property
     def nbytes(self) -> int:
         """Bytes of queries, results, and the keys and values that any query sees."""
         rows = sum(
-            2 * self.heads * queries + 2 * self.kv_heads * self._reached(queries, keys)
-            for queries, keys in self.sequences
+            self.heads * queries + self.kv_heads * self._reached(queries, keys) for queries, keys in self.sequences
         )
-        return int(rows * self.width * ITEM_BYTES[self.dtype])
+        width = self.width + (self.value_width or self.width)
+        return int((2.5 if self.gradient else 1) * rows * width * ITEM_BYTES[self.dtype])
 
     def _reached(self, queries: int, keys: int) -> int:
         return keys if self.window is None else min(keys, queries + self.window)
@@ -76,7 +82,8 @@ class RaggedAttention:
         parts = [
             attention_parts(
                 device, self.heads, queries, keys, self.width, self.dtype, variant, causal=self.causal,
-                window=self.window, seen=None if keys == queries else self._pairs(queries, keys) / queries,
+                window=self.window, gradient=self.gradient, value_dim=self.value_width,
+                seen=None if keys == queries else self._pairs(queries, keys) / queries,
             )
             for queries, keys in self.sequences
             if queries and keys

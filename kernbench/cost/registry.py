@@ -20,6 +20,7 @@ from typing import Any
 from weakref import WeakSet
 
 from kernbench.cost.by_values import CallOperands, CostByValues
+from kernbench.cost.matrix_work import MatrixWork
 from kernbench.cost.operands import Operands
 from kernbench.cost.operators import find, qualified
 from kernbench.cost.ragged_attention import RaggedAttention
@@ -63,7 +64,7 @@ class OperatorCost:
 
     def cost_of(self, found: Any, nbytes: int, device: DeviceSpec) -> Cost:
         """The cost of what the function has said; ``nbytes``: of all tensors. Raises ConfigError if that is no cost."""
-        if isinstance(found, RaggedAttention):
+        if isinstance(found, RaggedAttention | MatrixWork):
             return found.cost(device)
         if isinstance(found, StatedWork):
             cost = found.cost(device)

@@ -12,6 +12,9 @@ from kernbench.topology.device import DeviceSpec
 LEAST = 1e-6
 """Seconds that a kernel occupies its stream for at least: it is fetched, starts, ends and tells."""
 
+LEAST_IN_GRAPH = 1.2e-6
+"""Seconds from one of the smallest kernels of a graph to the next, measured on an H100 (kernbench.programs.gpu_times)."""
+
 _COPY = (0.1, 0.3)  # as below, of a copy over the host link: pinned memory; pageable memory is slower
 _STATED = (0.3, 0.6)  # shares below and above a plain roofline between which measurements lie
 
@@ -27,6 +30,7 @@ class Cost:
         kind: ``"gemm"``, ``"attention"``, ``"math"``, ``"kernel"`` or ``"dma"``.
         limit: what limits it: ``"compute"``, ``"memory"``, ``"cache"``, ``"launch"``, ...
         host: seconds that it costs the host beyond one launch: further launches, tensors of a list, bookkeeping.
+        alone: the whole duration as it is measured alone, seconds; 0: as ``seconds`` says.
     """
 
     seconds: float
@@ -36,6 +40,7 @@ class Cost:
     kind: str = "math"
     limit: str = ""
     host: float = 0.0
+    alone: float = 0.0
 
     @property
     def spread(self) -> tuple[float, float]:
@@ -52,13 +57,15 @@ class Cost:
         seconds = max(found.seconds - ramp_of(device), LEAST)
         return cls(
             seconds, seconds * found.low / found.seconds, seconds * found.high / found.seconds, nbytes, kind,
-            found.algorithm, host,
+            found.algorithm, host, found.seconds,
         )  # fmt: skip
 
     def in_graph(self, device: DeviceSpec) -> Cost:
         """As one of a captured graph's kernels, which follow one another as they are measured one by one: start and end of
         each show, for no launch is on its way meanwhile (ADR 0191)."""
         ramp = ramp_of(device) if self.kind != "dma" else 0.0
+        if self.alone:
+            ramp = max(self.alone, LEAST_IN_GRAPH) - self.seconds
         return replace(self, seconds=self.seconds + ramp, low=self.low + ramp, high=self.high + ramp)
 
 
@@ -67,9 +74,12 @@ def ramp_of(device: DeviceSpec) -> float:
     return max(device.launch.latency - LEAST, 0.0)
 
 
-def copy_cost(route: Route, nbytes: int, over: str = "host link") -> Cost:
-    """A copy between a SIP and its host, or (``over`` other links) another SIP, on a route that it has to itself."""
-    seconds = route.latency + nbytes / route.bandwidth
+def copy_cost(route: Route, nbytes: int, over: str = "host link", share: float = 1.0) -> Cost:
+    """A copy between a SIP and its host, or (``over`` other links) another SIP, on a route that it has to itself.
+
+    ``share``: of the route's bandwidth, that it reaches.
+    """
+    seconds = route.latency + nbytes / (route.bandwidth * share)
     below, above = _COPY
     return Cost(seconds, seconds * (1 - below), seconds * (1 + above), nbytes, "dma", over)
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
@@ -15,17 +14,13 @@ from typing import Any
 from kernbench.end_to_end.jobs import Job, job_of
 from kernbench.end_to_end.published import Published
 from kernbench.grid import Point
-from kernbench.sweep.cluster import run_side_by_side
-from kernbench.sweep.journal import Journal
 from kernbench.sweep.outcome import FAILED, OK, Outcome
-from kernbench.sweep.run import keep
+from kernbench.sweep.runner import Progress, StudyRunner
 from kernbench.topology import resolve_topology
 from kernbench.trace.run_result import RunResult
 from kernbench.what_if.process import run_in_process
 
 _HOME = Path(str(files("kernbench")))
-
-Progress = Callable[[Outcome, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -73,6 +68,7 @@ def run_rows(
     rows: Sequence[Published],
     *,
     output: Path,
+    scheduler: str | None = None,
     jobs: int = 0,
     fresh: bool = False,
     timeout: float | None = None,
@@ -83,6 +79,7 @@ def run_rows(
     Args:
         rows: of the table.
         output: directory of ``journal.jsonl``, from which an interrupted call goes on.
+        scheduler: address of a running Dask scheduler; by default this machine.
         jobs: runs side by side; 0: one for each core.
         fresh: forget what an earlier call has done.
         timeout: seconds of real time after which a run is given up.
@@ -96,12 +93,10 @@ def run_rows(
         arguments = arguments_of(job)
         key = hashlib.sha256(json.dumps([text, *_program_texts(job), *arguments]).encode()).hexdigest()
         tasks.append(RowTask(index, key, {"row": row.id}, arguments, timeout))
-    journal = Journal(output / "journal.jsonl")
-    todo, done = journal.todo(tasks, resume=not fresh, retry_failed=True)
-    quickest = sorted(todo, key=lambda task: "--compile" in task.arguments)
-    side_by_side = jobs or len(os.sched_getaffinity(0))
-    keep(journal, run_side_by_side(quickest, run_row, side_by_side), done, len(tasks), fresh=fresh, progress=progress)
-    found = {str(task.point["row"]): done[task.key] for task in tasks}
+    tasks.sort(key=lambda task: "--compile" in task.arguments)  # the quickest first
+    runner = StudyRunner(output, scheduler, jobs or None, not fresh, retry_failed=True, progress=progress)
+    points = runner.run(tasks, run_row, own_processes=True)
+    found = {str(task.point["row"]): outcome for task, outcome in zip(tasks, points.outcomes, strict=True)}
     return {row.id: found[row.id] for row in rows}
 
 

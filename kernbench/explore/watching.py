@@ -14,8 +14,8 @@ from kernbench.errors import CollectiveMismatchError, ConfigError, DeadlockError
 from kernbench.explore.trial import Trial, Trouble
 from kernbench.order import Conflicts
 from kernbench.scheduler.tracebacks import headline
-from kernbench.simulation.groups import Arrival, Collective
-from kernbench.simulation.tensors import plain
+from kernbench.simulation.matching.groups import Arrival, Collective
+from kernbench.simulation.memory.tensor_queries import plain
 
 _LINE = re.compile(r'File "([^"]+)", line (\d+)')
 _KINDS = {RaceError: "race", DeadlockError: "deadlock", CollectiveMismatchError: "mismatch"}

@@ -10,7 +10,7 @@ from kernbench.html_report.memory import owners_of
 from kernbench.memory.report import OutOfMemoryReport
 from kernbench.order import FoundReport, MemoryAccess, Race
 from kernbench.scheduler import find_cycle
-from kernbench.simulation.history import History
+from kernbench.simulation.matching.history import History
 from kernbench.simulation.simulation import Simulation
 
 MOST_ROWS = 64
@@ -117,7 +117,7 @@ def _out_of_memory(report: OutOfMemoryReport) -> dict[str, Any]:
     if others > 0:
         parts.append(("others on the device", others))
     return {
-        "kind": "out of memory", "rank": report.rank, "step": report.step, "operation": report.operation,
+        "kind": "out of memory", "rank": report.rank, "step": report.step + 1, "operation": report.operation,
         "place": str(report.place), "requested": report.requested, "wanted": report.wanted, "room": report.room,
         "missing": report.missing, "whole": whole, "limited": report.limit is not None, "allocated": report.allocated,
         "parts": [(name, nbytes) for name, nbytes in parts if nbytes > 0], **owners_of(report.composition),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from kernbench.simulation.descriptions import STACK
+from kernbench.simulation.operation_descriptions import STACK
 from kernbench.trace.critical import kind_of
 from kernbench.trace.spans import HOST, Span
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from kernbench.simulation.process_memory import ProcessMemory
-from kernbench.simulation.reports import who_waits
+from kernbench.simulation.deadlock_reports import who_waits
+from kernbench.simulation.memory.process_memory import ProcessMemory
 from kernbench.simulation.simulation import Simulation
 
 MOST_RANKS = 64

@@ -35,7 +35,7 @@ def _shown(memory: RankMemory, ledger: Ledger, capacity: int) -> dict[str, Any]:
     return {
         "rank": memory.rank, "device": memory.device, "allocated": memory.peak, "reserved": memory.peak_reserved,
         "device_bytes": memory.on_device, "limit": memory.limit, "capacity": capacity, "stated": memory.overhead,
-        "peak_time": memory.time, "peak_step": memory.step, "peak_place": str(memory.place or "not known"),
+        "peak_time": memory.time, "peak_step": memory.step + 1, "peak_place": str(memory.place or "not known"),
         "moments": moments, "categories": categories,
         "at_peak": {
             "category": _largest(composition.categories), **owners_of(composition),

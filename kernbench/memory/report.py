@@ -46,7 +46,7 @@ class OutOfMemoryReport(Shortage):
     def _lines(self) -> Iterator[str]:
         who = "main" if self.rank is None else f"rank {self.rank}"
         operation = f"{self.operation} " if self.operation else ""
-        yield f"out of memory on {who} in step {self.step}: {operation}at {self.place}"
+        yield f"out of memory on {who} in step {self.step + 1}: {operation}at {self.place}"
         whole = format_size(self.capacity if self.limit is None else self.limit)
         yield (
             f"  asked for {format_size(self.requested)}, which takes {format_size(self.wanted)}; "

@@ -41,6 +41,7 @@ from kernbench.order.regions import ByteRegion as ByteRegion
 from kernbench.order.regions import region_of as region_of
 from kernbench.order.regions import share_bytes as share_bytes
 from kernbench.order.shadow import Shadow as Shadow
+from kernbench.order.signal_words import SCOPES as SCOPES
 from kernbench.order.strands import Moment as Moment
 from kernbench.order.strands import Strand as Strand
 from kernbench.order.undefined import Undefined as Undefined
@@ -48,7 +49,6 @@ from kernbench.order.undefined import UndefinedRead as UndefinedRead
 from kernbench.order.weak import MEMORIES as MEMORIES
 from kernbench.order.weak import ReplacedBytes as ReplacedBytes
 from kernbench.order.weak import WeakMemory as WeakMemory
-from kernbench.order.words import SCOPES as SCOPES
 
 
 class Order:

@@ -14,10 +14,10 @@ from kernbench.order.findings import MemoryAccess, Place, Race, Races, RaceSide,
 from kernbench.order.graphs import GraphOrder
 from kernbench.order.regions import ByteRegion
 from kernbench.order.shadow import Cell, Shadow
+from kernbench.order.signal_words import joined
 from kernbench.order.strands import Moment, Strand
 from kernbench.order.undefined import UndefinedRead
 from kernbench.order.weak import WeakMemory
-from kernbench.order.words import joined
 
 
 class RankOrder:

@@ -13,10 +13,10 @@ from typing import Any
 
 from kernbench.order.findings import MemoryAccess
 from kernbench.order.regions import ByteRegion, covers, share_bytes
+from kernbench.order.signal_words import SignalWords
 from kernbench.order.strands import Strand
 from kernbench.order.undefined import Undefined
 from kernbench.order.weak import EarlierBytes, ReplacedBytes
-from kernbench.order.words import SignalWords
 
 Found = Callable[["Shadow", ByteRegion, MemoryAccess, bool, MemoryAccess, bool], None]
 """Receives two accesses that nothing orders, atomic ones too: the bytes, the earlier one, whether it writes, the later one."""

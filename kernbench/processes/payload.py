@@ -14,9 +14,9 @@ from torch._C import DisableTorchFunctionSubclass
 
 from kernbench.processes.shared_memory import NO_BYTES, SharedMemory, SharedRegion
 from kernbench.sim_engine import Operation
-from kernbench.simulation.collective_values import Brought, Effect, brought_by, note
-from kernbench.simulation.storages import StorageTable
-from kernbench.simulation.tensors import plain, storage_of
+from kernbench.simulation.memory.storages import StorageTable
+from kernbench.simulation.memory.tensor_queries import plain, storage_of
+from kernbench.simulation.values.collective_values import Brought, Effect, brought_by, note
 
 
 @dataclass(eq=False, slots=True)

@@ -19,7 +19,7 @@ from kernbench.errors import KernbenchError
 from kernbench.processes import outside
 from kernbench.processes.channel import portable
 from kernbench.processes.family import Child
-from kernbench.processes.legacy import Legacy
+from kernbench.processes.process_results import Legacy
 from kernbench.processes.rank_process import leave, tell_nothing, tell_where
 from kernbench.processes.rank_side import RankSide
 from kernbench.processes.seat import Seat

@@ -23,17 +23,18 @@ from kernbench.processes.thread_side import ThreadSide
 from kernbench.processes.uplink import Uplink
 from kernbench.scheduler.crew import acts_for_a_rank
 from kernbench.sim_engine import Condition, Operation
-from kernbench.simulation.collective_values import that_matter
-from kernbench.simulation.groups import Communicator, Signature
-from kernbench.simulation.hosts import Host
-from kernbench.simulation.locations import user_location
-from kernbench.simulation.matching import shapes_given
-from kernbench.simulation.messages import CONNECTION, Message, MessageRoute, note_tail
-from kernbench.simulation.process_memory import ProcessMemory
+from kernbench.simulation.matching.groups import Communicator, Signature
+from kernbench.simulation.matching.matcher import shapes_given
+from kernbench.simulation.matching.messages import CONNECTION, Message, MessageRoute, note_tail
+from kernbench.simulation.memory.process_memory import ProcessMemory
+from kernbench.simulation.memory.tensor_queries import storage_of
+from kernbench.simulation.ranks.hosts import Host
+from kernbench.simulation.ranks.locations import user_location
+from kernbench.simulation.ranks.serving_requests import EngineStep
+from kernbench.simulation.ranks.training_steps import StepEnd
 from kernbench.simulation.simulation import Simulation
-from kernbench.simulation.steps import StepEnd
-from kernbench.simulation.tensors import storage_of
-from kernbench.simulation.waits import Awaited
+from kernbench.simulation.time.wait_queue import Awaited
+from kernbench.simulation.values.collective_values import that_matter
 
 CROSSES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("engine", ("submit", "set_duration")),
@@ -50,6 +51,7 @@ CROSSES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("scheduler", ("current_rank", "pause")),
     ("drain", ("pending", "until")),
     ("assumptions", ("add", "left_out", "used")),
+    ("requests", ("event", "step")),
     ("", ("wait_on_stream", "limit")),
 )  # fmt: skip
 """Owners of a simulation (attributes of it), and which of their methods a rank's process has of its own: here, those of
@@ -401,6 +403,12 @@ class RankSide(Uplink):
             self.cast("store", key, timeout, name, args, kwargs, self.host.clock)
             return None
         return self.call("store", key, timeout, name, args, kwargs)
+
+    def _requests_event(self, rank: int, name: str, event: str, tokens: int, at: float) -> None:
+        self.cast("request", rank, name, event, tokens, at)
+
+    def _requests_step(self, rank: int, step: EngineStep) -> None:
+        self.cast("engine_step", rank, step)
 
     def _step_ended(self, number: int, end: StepEnd) -> None:
         self.cast("step", number, end.clock, self.numbers(end.tails), end.account.copy())

@@ -21,21 +21,21 @@ from greenlet import GreenletExit, greenlet
 
 from kernbench.errors import KernbenchError
 from kernbench.processes.channel import Portable, portable, restored
-from kernbench.processes.legacy import Legacy
 from kernbench.processes.posted import PostedOperation
+from kernbench.processes.process_results import Legacy
 from kernbench.processes.rank_process import Away, RankDiedError, RankProcess, RankProcesses
 from kernbench.processes.shared_memory import SharedRegion
 from kernbench.processes.uplink import SETTLE
 from kernbench.scheduler import RaisedElsewhere, SideThread
 from kernbench.sim_engine import Condition, Operation
-from kernbench.simulation.accounts import Account
-from kernbench.simulation.collective_values import Brought
-from kernbench.simulation.groups import Arrival, Communicator, Signature
-from kernbench.simulation.locations import Location
-from kernbench.simulation.messages import Message, MessageRoute, note_tail
-from kernbench.simulation.rank_threads import Notice
+from kernbench.simulation.matching.groups import Arrival, Communicator, Signature
+from kernbench.simulation.matching.messages import Message, MessageRoute, note_tail
+from kernbench.simulation.ranks.locations import Location
+from kernbench.simulation.ranks.training_steps import StepEnd
+from kernbench.simulation.ranks.work_counts import Account
 from kernbench.simulation.simulation import Simulation
-from kernbench.simulation.steps import StepEnd
+from kernbench.simulation.time.rank_threads import Notice
+from kernbench.simulation.values.collective_values import Brought
 from kernbench.torch_backend.process_groups.stores import CooperativeStore, StoreHost
 
 _Regions = Sequence[SharedRegion]
@@ -103,7 +103,8 @@ class Relay:
             "thread": self._thread, "tell": self._tell, "watch": self._watch,
             "linger": partial(simulation.threads.linger, self._rank),
             "assumed": simulation.assumptions.add, "left_out": simulation.assumptions.left_out,
-            "used": simulation.assumptions.used,
+            "used": simulation.assumptions.used, "request": simulation.requests.event,
+            "engine_step": simulation.requests.step,
         }  # fmt: skip
         waits, reads, polls = simulation.waits, simulation.host_reads, simulation.polls
         self._calls: dict[str, Callable[..., Any]] = {

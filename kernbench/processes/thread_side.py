@@ -15,14 +15,14 @@ from typing import Any
 from kernbench.processes.uplink import Uplink
 from kernbench.scheduler.crew import Crew, TakesTurns
 from kernbench.sim_engine import Condition
-from kernbench.simulation.rank_threads import LOOK, Notice
+from kernbench.simulation.time.rank_threads import LOOK, Notice
 
 REPLACED = ("crew", "begin", "admit", "ask", "watch", "linger", "close", "notice", "wait", "time", "tell", "outside")
 """Methods of a simulation's threads that a rank's process has of its own."""
 
 
 class ThreadSide:
-    """What is done here of :class:`~kernbench.simulation.rank_threads.RankThreads`; ``side``: the way to the simulation."""
+    """What is done here of :class:`.RankThreads`; ``side``: the way to the simulation."""
 
     def __init__(self, side: Uplink) -> None:
         self._side = side

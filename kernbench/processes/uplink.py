@@ -15,11 +15,11 @@ from kernbench.processes.payload import Payloads, Posted
 from kernbench.processes.shared_memory import SharedMemory
 from kernbench.scheduler.crew import Crew, being_outside, is_outside
 from kernbench.sim_engine import Operation
-from kernbench.simulation.collective_values import Effect
-from kernbench.simulation.hosts import Host
-from kernbench.simulation.locations import user_location
+from kernbench.simulation.ranks.hosts import Host
+from kernbench.simulation.ranks.locations import user_location
+from kernbench.simulation.ranks.training_steps import StoppedAfterSteps
 from kernbench.simulation.simulation import Simulation
-from kernbench.simulation.steps import StoppedAfterSteps
+from kernbench.simulation.values.collective_values import Effect
 from kernbench.triton_engine.memory import write_epoch
 
 _AMONG_RANKS = frozenset({"post", "message", "store", "await_values", "wait_for_first", "group"})

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from kernbench.errors import ConfigError
-from kernbench.simulation.process_memory import ProcessMemory
+from kernbench.simulation.memory.process_memory import ProcessMemory
 from kernbench.simulation.simulation import Simulation
 
 

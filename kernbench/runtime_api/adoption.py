@@ -26,13 +26,13 @@ from kernbench.runtime_api.context import RuntimeContext, simulate
 from kernbench.runtime_api.multiprocessing import Multiprocessing, ProcessContext, SpawnCall
 from kernbench.scheduler import Rank
 from kernbench.scheduler.carrier import current_carrier
-from kernbench.simulation.failures import SpawnException
+from kernbench.simulation.ranks.failures import SpawnException
 from kernbench.simulation.simulation import Simulation
 from kernbench.stand_ins import nvidia_smi
 from kernbench.topology import TopologyHandle
 from kernbench.torch_backend.environment import Environment
-from kernbench.torch_backend.gpu import overridden
-from kernbench.torch_backend.gpu.inventory import has_smi
+from kernbench.torch_backend.gpu.kernels import program_kernels
+from kernbench.torch_backend.gpu.tools.inventory import has_smi
 from kernbench.torch_backend.patches import Patches
 
 DRIVER_THREAD = "kernbench-driver"
@@ -54,7 +54,7 @@ class Adoption:
         self._rank: Rank | None = None
         self._running = ExitStack()
         self._error: BaseException | None = None
-        self._kernels: overridden.Kernels = {}
+        self._kernels: program_kernels.Kernels = {}
         self._threads = torch.get_num_threads()
         self._driver: threading.Thread | None = None
         self._restore: Callable[[], None] | None = None
@@ -89,7 +89,7 @@ class Adoption:
         rank.carrier.enter()
         self._running.enter_context(simulation.scheduler.living(rank))
         self._running.enter_context(environment.running(rank.index))
-        overridden.keep(rank.index, self._kernels)
+        program_kernels.keep(rank.index, self._kernels)
         return self
 
     def __exit__(
@@ -101,7 +101,7 @@ class Adoption:
         assert rank.carrier is not None
         host = self._simulation.hosts.of_rank[rank.index]
         idle = not host.tails and not host.uses_gpu
-        self._kernels = overridden.kernels_of(rank.index)
+        self._kernels = program_kernels.kernels_of(rank.index)
         try:
             self._running.__exit__(kind, error, trace)
         finally:

@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from kernbench.errors import KernbenchError
-from kernbench.simulation.current import current_simulation
-from kernbench.torch_backend.gpu.placement import stored_in
+from kernbench.simulation.active_simulation import current_simulation
+from kernbench.torch_backend.gpu.tensors.placement import stored_in
 from kernbench.torch_backend.hollow.stand_ins import state
 
 

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 
 from kernbench.errors import KernbenchError
-from kernbench.simulation.locations import is_installed, is_pythons, is_simulators
+from kernbench.own_files import is_own
+from kernbench.simulation.ranks.locations import is_installed, is_pythons
 from kernbench.torch_backend.patches import Patches
 
 _BESIDE_TORCH = os.path.dirname(os.path.dirname(torch.__file__))
@@ -77,7 +78,7 @@ class AtExit:
 def _is_programs(code: CodeType) -> bool:
     """Whether what ``code`` registers is the program's own."""
     file = code.co_filename
-    if is_simulators(file) or file.startswith(_TORCHS) or is_pythons(file):
+    if is_own(file) or file.startswith(_TORCHS) or is_pythons(file):
         return False
     return code.co_name != "<module>" or not is_installed(file)
 

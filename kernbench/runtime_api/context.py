@@ -31,17 +31,17 @@ from kernbench.runtime_api.types import DeviceSelector
 from kernbench.scheduler import ChosenOrder, HostEffects, RankScheduler, make_policy
 from kernbench.sim_engine import GraphEngine, Operation
 from kernbench.sim_engine.op_log import DEFAULT_LIMIT
-from kernbench.simulation.current import activate, deactivate
-from kernbench.simulation.groups import Collective
-from kernbench.simulation.jitter import Jitter
-from kernbench.simulation.kernel_launch import is_kernel
-from kernbench.simulation.polling import POLL_SECONDS as POLL_SECONDS
-from kernbench.simulation.process_memory import parse_limit
+from kernbench.simulation.active_simulation import activate, deactivate
+from kernbench.simulation.launches.kernel_launch import is_kernel
+from kernbench.simulation.matching.groups import Collective
+from kernbench.simulation.memory.process_memory import parse_limit
 from kernbench.simulation.simulation import Simulation
+from kernbench.simulation.time.jitter import Jitter
+from kernbench.simulation.time.polling import POLL_SECONDS as POLL_SECONDS
+from kernbench.simulation.time.wait_queue import Awaited
 from kernbench.simulation.triton_driver import follow_active_simulation
-from kernbench.simulation.waits import Awaited
 from kernbench.topology import Topology, TopologyHandle, resolve_topology
-from kernbench.torch_backend.gpu.devices import HostDevices
+from kernbench.torch_backend.gpu.device.devices import HostDevices
 from kernbench.torch_backend.process_groups.work import Work
 
 
@@ -343,7 +343,7 @@ def simulate(
         memory: ``"weak"``: reads that nothing orders behind a write see what was there before, as they may on hardware; with a
             schedule, those of them that it says (``docs/order.md``). ``"strong"``: all see what was written last.
         jitter: standard deviation of the time that the kernels of a rank take, as a share, between ranks and from step to step;
-            drawn from ``seed`` (:mod:`kernbench.simulation.jitter`, ADR 0130).
+            drawn from ``seed`` (:mod:`kernbench.simulation.time.jitter`, ADR 0130).
         stragglers: by rank, how many times as long its kernels take.
         schedule: what goes first where several things could: ``"default"``, ``"random:SEED"``, or what ``kernbench explore``
             has printed (``docs/order.md``); default: what ``KERNBENCH_SCHEDULE`` says, a run as always if it is not set.

@@ -14,10 +14,10 @@ import torch
 from kernbench.errors import ConfigError
 from kernbench.runtime_api.tensor import Tensor
 from kernbench.runtime_api.types import as_dtype
-from kernbench.simulation.known import are_whole, keep
+from kernbench.simulation.memory.tensor_queries import poison
 from kernbench.simulation.simulation import Simulation
-from kernbench.simulation.tensors import poison
-from kernbench.torch_backend.gpu.host_memory import explain
+from kernbench.simulation.values.known_values import are_whole, keep
+from kernbench.torch_backend.gpu.memory.host_memory import explain
 from kernbench.torch_backend.hollow.shapes import hollow
 
 

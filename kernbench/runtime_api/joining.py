@@ -17,11 +17,11 @@ import torch
 
 from kernbench.errors import KernbenchError
 from kernbench.runtime_api import start_up
-from kernbench.torch_backend.gpu.visible import NodeGpus
-from kernbench.torch_backend.process_groups import late
+from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus
+from kernbench.torch_backend.process_groups import late_joining
 
 GPUS = "KERNBENCH_GPUS"
-"""The environment variable that says which GPUs a node has: JSON of :class:`~kernbench.torch_backend.gpu.visible.NodeGpus`."""
+"""The environment variable that says which GPUs a node has: JSON of :class:`.NodeGpus`."""
 
 PROPERTIES = "KERNBENCH_GPU_PROPERTIES"
 """The environment variable that says what a GPU is: JSON of what ``torch.cuda.get_device_properties`` gives."""
@@ -85,7 +85,7 @@ def at_import_of_torch(generators: Generators) -> None:
     generators = {**generators, "torch": (read, read())}
     properties = json.loads(os.environ.get(PROPERTIES, "{}"))
     gpus = NodeGpus(*json.loads(os.environ.get(GPUS, "[0]")))
-    late.install(
+    late_joining.install(
         lambda rank, size: _join_late(rank, size, _used(generators)), _named, gpus, properties, os.environ.get(CUDA)
     )
 

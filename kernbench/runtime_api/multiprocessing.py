@@ -16,16 +16,16 @@ from kernbench.processes.joined import Company, Joined
 from kernbench.processes.program import join
 from kernbench.processes.seat import Seat
 from kernbench.runtime_api.distributed import Distributed
-from kernbench.simulation.current import activate
-from kernbench.simulation.failures import SpawnException as SpawnException
-from kernbench.simulation.failures import pid_of
-from kernbench.simulation.folding import Folding
+from kernbench.simulation.active_simulation import activate
+from kernbench.simulation.ranks.failures import SpawnException as SpawnException
+from kernbench.simulation.ranks.failures import pid_of
+from kernbench.simulation.ranks.folding import Folding
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.triton_driver import follow_active_simulation
 from kernbench.torch_backend.environment import Environment
 from kernbench.torch_backend.features.optimizer_steps import OptimizerSteps
-from kernbench.torch_backend.gpu.devices import HostDevices
-from kernbench.torch_backend.gpu.visible import visible_first
+from kernbench.torch_backend.gpu.device.devices import HostDevices
+from kernbench.torch_backend.gpu.device.visible_devices import visible_first
 from kernbench.torch_backend.process_groups import stores
 from kernbench.torch_backend.rank_state.greenlets import GreenletEnvironment
 

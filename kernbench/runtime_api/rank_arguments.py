@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from kernbench.torch_backend.gpu.placement import block_of
+from kernbench.torch_backend.gpu.tensors.placement import block_of
 from kernbench.torch_backend.modes import plain_torch
 
 _BY_NAME = (type, FunctionType, BuiltinFunctionType, ModuleType)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from time import monotonic
 
 from kernbench.scheduler.watchdog import PROGRESS_THREAD
-from kernbench.simulation.folding import Folding
+from kernbench.simulation.ranks.folding import Folding
 from kernbench.simulation.simulation import Simulation
 
 AFTER, PERIOD = 2.0, 0.5

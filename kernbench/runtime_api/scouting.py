@@ -1,6 +1,6 @@
 """Finds out which ranks of a program do the same: rank 0 runs it alone up to the end of its first optimizer step.
 
-See :mod:`kernbench.simulation.folding`. A scout has a simulation of its own; what it prints is dropped.
+See :mod:`kernbench.simulation.ranks.folding`. A scout has a simulation of its own; what it prints is dropped.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 from kernbench.errors import ConfigError, KernbenchError
 from kernbench.runtime_api.multiprocessing import Multiprocessing, SpawnCall
 from kernbench.runtime_api.scout_progress import showing
-from kernbench.simulation.failures import SpawnException
-from kernbench.simulation.folding import Axis, Folding, chosen_ranks
+from kernbench.simulation.ranks.failures import SpawnException
+from kernbench.simulation.ranks.folding import Axis, Folding, chosen_ranks
 
 _MOST_SCOUTS = 8
 

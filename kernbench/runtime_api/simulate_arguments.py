@@ -9,7 +9,7 @@ from typing import Any
 from kernbench.ccl.config import CclConfig
 from kernbench.errors import ConfigError
 from kernbench.scheduler import HostEffects
-from kernbench.simulation.folding import chosen_ranks
+from kernbench.simulation.ranks.folding import chosen_ranks
 from kernbench.topology import Topology, TopologyHandle
 
 

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 
 from kernbench.scheduler.carrier import has_own_thread
-from kernbench.simulation.current import current_simulation
+from kernbench.simulation.active_simulation import current_simulation
 from kernbench.simulation.host_reads import COPIES
 from kernbench.simulation.host_reads import ENTRY_POINTS as _HOST_READ_BARRIERS
+from kernbench.simulation.memory.tensor_queries import plain, poison, tensors_in
 from kernbench.simulation.simulation import Simulation
-from kernbench.simulation.tensors import plain, poison, tensors_in
 from kernbench.torch_backend.hollow.assumed_numbers import marked
-from kernbench.torch_backend.hollow.looks import NUMBERS, is_assumed, text, visible
+from kernbench.torch_backend.hollow.host_looks import NUMBERS, is_assumed, text, visible
 
 _FRESH = frozenset({"empty_like", "new_empty", "empty", "new_empty_strided"})
 """Operations whose result is unwritten memory."""

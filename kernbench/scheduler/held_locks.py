@@ -6,7 +6,6 @@ what both name, and is locked, is the lock. A reentrant lock also tells who owns
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import threading
@@ -15,9 +14,10 @@ from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any
 
+from kernbench.own_files import PACKAGE
+
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _OWNER = re.compile(r"owner=(\d+)")
-_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
 
 
 def held_lock(waiting: int, others: Mapping[int, int]) -> str:
@@ -72,6 +72,6 @@ def _stack(frame: FrameType) -> str:
     inner = [
         entry
         for entry in traceback.extract_stack(frame)
-        if not entry.filename.startswith((_PACKAGE, threading.__file__))
+        if not entry.filename.startswith((PACKAGE, threading.__file__))
     ]
     return "".join(traceback.format_list(inner)).rstrip()

@@ -15,14 +15,12 @@ from importlib.util import find_spec
 from types import FrameType, TracebackType
 
 from kernbench.errors import MOST_OF_A_MESSAGE, ConfigError, message_of
+from kernbench.own_files import is_own
 
 VARIABLE = "KERNBENCH_TRACEBACK"
 """``short`` (the default) or ``full``."""
 
 STYLES = ("short", "full")
-
-_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
-_PROGRAMS = os.path.join(_PACKAGE, "programs", "")
 
 
 def user_traceback(error: BaseException, *, full: bool | None = None) -> str:
@@ -61,9 +59,7 @@ def program_line(error: BaseException) -> str:
 @cache
 def is_programs(filename: str) -> bool:
     """Whether a file is neither the simulator's nor torch's nor Triton's."""
-    if filename.startswith(_PROGRAMS):
-        return True
-    return not filename.startswith((_PACKAGE, *_libraries())) and not filename.startswith("<frozen ")
+    return not is_own(filename) and not filename.startswith((*_libraries(), "<frozen "))
 
 
 @cache

@@ -29,7 +29,7 @@ class Operation:
         enqueue: host time at which it was enqueued.
         duration: seconds that it takes once it has started; None until it has been executed, for a kernel whose work is
             only known then. Of a collective, from its last member's start, once it has ended.
-        pace: how many times as long it takes as was modelled, because of its rank (:mod:`kernbench.simulation.jitter`).
+        pace: how many times as long it takes as was modelled, because of its rank (:mod:`kernbench.simulation.time.jitter`).
         spread: shares of ``duration`` by which measurements lie below and above it at most, 80 % of them (ADR 0031).
         start: when it started, None while unknown.
         end: when it ended, None while unknown.

@@ -16,15 +16,15 @@ from greenlet import getcurrent
 from kernbench.errors import DeadlockError, KernbenchError
 from kernbench.scheduler import RankScheduler
 from kernbench.sim_engine import DataExecutor, GraphEngine
-from kernbench.simulation.deadlines import Deadlines
-from kernbench.simulation.hooks import RunHooks
-from kernbench.simulation.matching import Matcher
-from kernbench.simulation.polling import Polls
-from kernbench.simulation.rank_threads import RankThreads
-from kernbench.simulation.reports import deadlock_report, who_waits
-from kernbench.simulation.signal_timing import SignalTiming
+from kernbench.simulation.deadlock_reports import deadlock_report, who_waits
+from kernbench.simulation.launches.signal_timing import SignalTiming
+from kernbench.simulation.matching.hooks import RunHooks
+from kernbench.simulation.matching.matcher import Matcher
 from kernbench.simulation.stuck_streams import StuckStreams
-from kernbench.simulation.waits import Awaited, Waits
+from kernbench.simulation.time.deadlines import Deadlines
+from kernbench.simulation.time.polling import Polls
+from kernbench.simulation.time.rank_threads import RankThreads
+from kernbench.simulation.time.wait_queue import Awaited, Waits
 
 
 class Release(Protocol):
@@ -42,7 +42,7 @@ class Drain:
         title: of the run, in reports.
 
     Attributes:
-        release: lets those go on that others were to go before (:class:`~kernbench.simulation.giving_way.GivingWay`); false if
+        release: lets those go on that others were to go before (:class:`.GivingWay`); false if
             there are none, or if it is not yet time: ``idle`` says that nothing else can happen. None: no rank gives way.
         await_absent: waits for those that wait for what the simulation does not see; false if none does. None: none can.
     """

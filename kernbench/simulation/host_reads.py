@@ -16,12 +16,12 @@ import torch
 
 from kernbench.cost.work import copy_cost
 from kernbench.sim_engine import GraphEngine, Operation
-from kernbench.simulation.hooks import RunHooks
-from kernbench.simulation.hosts import Host, Hosts
-from kernbench.simulation.storages import Block, StorageTable, Stored
-from kernbench.simulation.streams import Streams
-from kernbench.simulation.values import Values
-from kernbench.simulation.waits import Waits
+from kernbench.simulation.launches.streams import Streams
+from kernbench.simulation.matching.hooks import RunHooks
+from kernbench.simulation.memory.storages import Block, StorageTable, Stored
+from kernbench.simulation.ranks.hosts import Host, Hosts
+from kernbench.simulation.time.wait_queue import Waits
+from kernbench.simulation.values.deferred_launches import Values
 
 ENTRY_POINTS: tuple[str, ...] = (
     "numpy", "data", "item", "tolist", "cpu", "is_nonzero", "equal", "allclose", "storage", "untyped_storage",
@@ -77,14 +77,19 @@ class HostReads:
         if host.sync_debug:
             warnings.warn("called a synchronizing CUDA operation", UserWarning, stacklevel=3)
 
-    def to_host(self, sip: int, nbytes: int, *, waits: bool = True) -> Operation:
-        """A copy of ``nbytes`` from ``sip`` to the host, on the current stream; the host waits for it by default."""
+    def to_host(self, sip: int, nbytes: int, *, waits: bool = True, pinned: bool = False) -> Operation:
+        """A copy of ``nbytes`` from ``sip`` to the host, on the current stream; the host waits for it by default.
+
+        ``pinned``: it is to memory that is.
+        """
         host = self.hosts.current()
         if host.capture is not None:
             host.capture.forbid()
         if waits and host.sync_debug:
             self.synchronizing(host)
-        cost = copy_cost(self.engine.topology.host_route(sip, "d2h"), nbytes)
+        topology = self.engine.topology
+        share = 1.0 if pinned else topology.device.host_link.pageable
+        cost = copy_cost(topology.host_route(sip, "d2h"), nbytes, share=share)
         op = self.streams.enqueue(host, "device to host", cost, sip=sip)
         if waits:
             self.finish_stream(host.stream)

@@ -19,35 +19,36 @@ from kernbench.plugins.manager import PluginManager
 from kernbench.scheduler import ChosenOrder, RankScheduler
 from kernbench.scheduler.standstill import Outlook
 from kernbench.sim_engine import DataExecutor, GraphEngine, Operation
-from kernbench.simulation.assumptions import Assumptions
-from kernbench.simulation.collective_runs import CollectiveRuns
-from kernbench.simulation.deadlines import Deadlines
-from kernbench.simulation.descriptions import DescribedLog, Descriptions
-from kernbench.simulation.disks import Disks
+from kernbench.simulation.deadlock_reports import who_waits
 from kernbench.simulation.drain import Drain
-from kernbench.simulation.function_launch import FunctionLauncher
-from kernbench.simulation.giving_way import GivingWay
-from kernbench.simulation.groups import Communicator
-from kernbench.simulation.hooks import open_hooks
 from kernbench.simulation.host_reads import HostReads
-from kernbench.simulation.hosts import Hosts
-from kernbench.simulation.jitter import Jitter
-from kernbench.simulation.kernel_launch import KernelLauncher
-from kernbench.simulation.listening import Listener, Stages
-from kernbench.simulation.locations import NOWHERE, user_location, working_folder
-from kernbench.simulation.matching import Matcher
-from kernbench.simulation.monitored import MonitoredBarriers
-from kernbench.simulation.polling import Polls
-from kernbench.simulation.process_memory import Limit, ProcessMemories
-from kernbench.simulation.rank_threads import RankThreads
-from kernbench.simulation.reports import who_waits
-from kernbench.simulation.signal_timing import SignalTiming
-from kernbench.simulation.steps import Steps
-from kernbench.simulation.storages import StorageTable
-from kernbench.simulation.stream_order import StreamOrder
-from kernbench.simulation.streams import Streams
-from kernbench.simulation.values import Values
-from kernbench.simulation.waits import Waits
+from kernbench.simulation.launches.function_launch import FunctionLauncher
+from kernbench.simulation.launches.kernel_launch import KernelLauncher
+from kernbench.simulation.launches.signal_timing import SignalTiming
+from kernbench.simulation.launches.streams import Streams
+from kernbench.simulation.matching.collective_runs import CollectiveRuns
+from kernbench.simulation.matching.groups import Communicator
+from kernbench.simulation.matching.hooks import open_hooks
+from kernbench.simulation.matching.matcher import Matcher
+from kernbench.simulation.matching.monitored_barriers import MonitoredBarriers
+from kernbench.simulation.memory.process_memory import Limit, ProcessMemories
+from kernbench.simulation.memory.storages import StorageTable
+from kernbench.simulation.operation_descriptions import DescribedLog, Descriptions
+from kernbench.simulation.order.stream_order import StreamOrder
+from kernbench.simulation.ranks.hosts import Hosts
+from kernbench.simulation.ranks.listeners import Listener, Stages
+from kernbench.simulation.ranks.locations import NOWHERE, user_location, working_folder
+from kernbench.simulation.ranks.serving_requests import Requests
+from kernbench.simulation.ranks.training_steps import Steps
+from kernbench.simulation.time.deadlines import Deadlines
+from kernbench.simulation.time.disk_times import Disks
+from kernbench.simulation.time.jitter import Jitter
+from kernbench.simulation.time.polling import Polls
+from kernbench.simulation.time.preemption import GivingWay
+from kernbench.simulation.time.rank_threads import RankThreads
+from kernbench.simulation.time.wait_queue import Waits
+from kernbench.simulation.values.assumptions import Assumptions
+from kernbench.simulation.values.deferred_launches import Values
 from kernbench.simulation.world import World
 
 
@@ -81,7 +82,7 @@ class Simulation:
         plugins: whose hooks are called.
         context: what they are given as the context.
         describe: says what the context is.
-        unknown: what to do when a program looks at a value that was not computed (:mod:`kernbench.simulation.assumptions`).
+        unknown: what to do when a program looks at a value that was not computed (:mod:`.assumptions`).
         memory_limit: of each process's memory on a SIP.
         exact_dtype: values of 16-bit products are this CPU's own, however slow it is at them.
         fill_uninitialized: what fresh memory is filled with: ``"off"`` (nothing), ``"nan"`` or ``"0xAA"``.
@@ -97,6 +98,7 @@ class Simulation:
         hosts, streams, storages, disks, values, host_reads, functions, kernels: what a rank does by itself.
         threads: of ranks, which take turns.
         steps: where the ranks' programs have got to.
+        requests: of serving engines, as they tell of them.
         waits, matcher, runs, deadlines, monitored, polls, signal_timing, drain, world: what concerns others.
         assumptions: what was assumed of values that were not computed.
         jitter: how quick ranks are.
@@ -160,6 +162,7 @@ class Simulation:
         self.memories = ProcessMemories(engine, self.hosts, memory_limit)
         self.storages = StorageTable(engine.memory, sips, self.memories, has_data=engine.enable_data)
         self.steps = Steps(self.hosts, engine.clocks)
+        self.requests = Requests()
         self.hooks = open_hooks(plugins, context, describe, engine, scheduler, self.executor, self.hosts)
         self.waits = Waits(engine, self.hosts, scheduler)
         self.giving_way = self._giving_way()
@@ -278,7 +281,7 @@ class Simulation:
 
         Args:
             number: of the rank in ``group``.
-            asked_for: whether the program gave this limit (:mod:`kernbench.simulation.deadlines`).
+            asked_for: whether the program gave this limit (:mod:`kernbench.simulation.time.deadlines`).
         """
         self.deadlines.add(op, op.enqueue + seconds, partial(self._expire, op, seconds, number, group), asked_for)
 

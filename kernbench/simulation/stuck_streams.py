@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from kernbench.sim_engine import GraphEngine, Operation
-from kernbench.simulation.locations import Location
-from kernbench.simulation.matching import Matcher
+from kernbench.simulation.matching.matcher import Matcher
+from kernbench.simulation.ranks.locations import Location
 
 
 class StuckCall(NamedTuple):

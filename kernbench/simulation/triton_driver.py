@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from kernbench import triton_engine
-from kernbench.simulation.current import current_simulation
+from kernbench.simulation.active_simulation import current_simulation
 from kernbench.triton_engine.duration import describe_device
 from kernbench.triton_engine.launching import run_alone, set_launch_sink
 from kernbench.triton_engine.machine import Launch

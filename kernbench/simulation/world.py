@@ -9,15 +9,15 @@ from kernbench.errors import KernbenchError
 from kernbench.scheduler import RankScheduler
 from kernbench.sim_engine import GraphEngine
 from kernbench.simulation.drain import Drain
-from kernbench.simulation.failures import SpawnException
-from kernbench.simulation.folding import Folding
-from kernbench.simulation.groups import Communicators
-from kernbench.simulation.hosts import Hosts
-from kernbench.simulation.jitter import Jitter
-from kernbench.simulation.matching import Matcher
-from kernbench.simulation.steps import Steps, StoppedAfterSteps
-from kernbench.simulation.values import Values
-from kernbench.simulation.waits import Waits
+from kernbench.simulation.matching.groups import Communicators
+from kernbench.simulation.matching.matcher import Matcher
+from kernbench.simulation.ranks.failures import SpawnException
+from kernbench.simulation.ranks.folding import Folding
+from kernbench.simulation.ranks.hosts import Hosts
+from kernbench.simulation.ranks.training_steps import Steps, StoppedAfterSteps
+from kernbench.simulation.time.jitter import Jitter
+from kernbench.simulation.time.wait_queue import Waits
+from kernbench.simulation.values.deferred_launches import Values
 
 
 @dataclass(eq=False, repr=False)

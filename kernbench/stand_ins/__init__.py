@@ -30,7 +30,7 @@ from kernbench.stand_ins.finders import (
 from kernbench.stand_ins.table import StandIn, all_of_them, find, names
 
 __all__ = [
-    "AUTO", "TOLD", "StandIn", "needs_cuda", "remarks", "stand_in_as_told", "stand_in_for", "standing_in",
+    "AUTO", "TOLD", "StandIn", "loads_libraries", "needs_cuda", "remarks", "stand_in_as_told", "stand_in_for", "standing_in",
 ]  # fmt: skip
 
 AUTO = "auto"
@@ -49,6 +49,10 @@ def stand_in_for(error: BaseException) -> str | None:
         return None
     folder = stand_in.folder
     if folder is None:
+        if stand_in.bound and isinstance(error, ModuleNotFoundError) and not _is_installed(name):
+            return (
+                f"{name} is not installed: {stand_in.command}; kernbench run --stand-in {name} has its compiled modules"
+            )
         return None
     if isinstance(error, ImportError) and folder in Path(error.path or "").parents:
         stands_in = any(isinstance(each, PackageFinder) and each.name == name for each in sys.meta_path)
@@ -57,6 +61,17 @@ def stand_in_for(error: BaseException) -> str | None:
     if not isinstance(error, ModuleNotFoundError) or importlib.util.find_spec(name) is not None:
         return None
     return f"{name} is not installed: kernbench run --stand-in {name} has its public functions, on torch's operations"
+
+
+def loads_libraries(files: Iterable[str]) -> str | None:
+    """The package whose module, of those that a stand-in is executed around, is one of these files."""
+    for file in files:
+        for name in (each for each in names() if f"/{each}/" in file):
+            stand_in = find(name)
+            ends = [f"/{module.replace('.', '/')}" for module in (() if stand_in is None else stand_in.around)]
+            if any(file.endswith((f"{end}.py", f"{end}/__init__.py")) for end in ends):
+                return name
+    return None
 
 
 @contextmanager
@@ -122,19 +137,21 @@ def _require_use(asked: str, stand_in: StandIn) -> None:
     if stand_in.folder is not None and _is_installed(stand_in.name):
         raise ConfigError(f"--stand-in {asked}: it is installed, so it is what the program imports: leave this out")
     alone = {each.partition(".")[0] for each in stand_in.compiled if "." not in each}
-    if stand_in.folder is None and not alone and not _is_installed(stand_in.name):
-        raise ConfigError(
-            f"--stand-in {asked}: {stand_in.name} is not installed, and it stands in for its compiled modules only: "
-            f"pip install --no-deps {stand_in.name}, and what it imports"
-        )
+    if stand_in.folder is None and not alone:
+        missing = [each for each in (stand_in.name, *stand_in.needs) if not _is_installed(each)]
+        if missing:
+            raise ConfigError(
+                f"--stand-in {asked}: {missing[0]} is not installed, and it stands in for compiled modules only: "
+                f"{stand_in.command}"
+            )
 
 
 def _finders(stand_in: StandIn | None) -> list[Any]:
     """What finds one stand-in; all of them for None."""
     if stand_in is None:
-        return [AutomaticFinder(), *(CompiledFinder(each, anyway=False) for each in all_of_them() if each.libraries)]
+        return [AutomaticFinder(), *(CompiledFinder(each, anyway=False) for each in all_of_them() if each.compiles)]
     found: list[Any] = [] if stand_in.folder is None else [PackageFinder(stand_in)]
-    return [*found, CompiledFinder(stand_in, anyway=True)] if stand_in.libraries else found
+    return [*found, CompiledFinder(stand_in, anyway=True)] if stand_in.compiles else found
 
 
 def _insert(finders: Iterable[Any]) -> None:
@@ -157,6 +174,8 @@ def _forget_modules(finders: Iterable[Any], before: set[str]) -> None:
         elif isinstance(each, PackageFinder):
             packages.add(each.name)
         else:
-            compiled |= set(each.stand_in.compiled) - before
+            compiled |= {*each.stand_in.compiled, *each.stand_in.bound} - before
+            if each.stand_in.around and each.name not in before:  # its modules keep what they asked of one simulation
+                packages.add(each.name)
     for loaded in [each for each in sys.modules if each.partition(".")[0] in packages or each in compiled]:
         del sys.modules[loaded]

@@ -91,12 +91,19 @@ class CompiledFinder:
         """Of a compiled module."""
         if self.stand_in.loaded and fullname.partition(".")[0] == self.name:
             watch_libraries()  # each time: libraries are imported with torch's own names in place
+        if fullname in self.stand_in.around:
+            return _around(self.stand_in, fullname, PathFinder.find_spec(fullname, path))
+        if fullname in self.stand_in.bound:
+            loader = _BoundLoader(self.stand_in, self.stand_in.bound[fullname], tells=not self.anyway)
+            return importlib.util.spec_from_loader(fullname, loader)
+        if fullname in self.stand_in.observed:
+            return _observed(self.stand_in.observed[fullname], PathFinder.find_spec(fullname, path))
         reference = self.stand_in.compiled.get(fullname)
         if reference is None:
             return None
         there = PathFinder.find_spec(fullname, path)
-        loader = _OperatorsLoader(self.stand_in, reference, there, anyway=self.anyway)
-        return importlib.util.spec_from_loader(fullname, loader, origin=None if there is None else there.origin)
+        operators = _OperatorsLoader(self.stand_in, reference, there, anyway=self.anyway)
+        return importlib.util.spec_from_loader(fullname, operators, origin=None if there is None else there.origin)
 
 
 class AutomaticFinder(DistributionFinder):
@@ -140,6 +147,26 @@ def tell(stand_in: StandIn) -> None:
     )
 
 
+def _observed(reference: str, spec: ModuleSpec | None) -> ModuleSpec | None:
+    """The module as it is, which a function is given when it has been executed."""
+    if spec is None or not isinstance(spec.loader, SourceFileLoader):
+        return spec
+    spec.loader = _ObservedLoader(spec.loader.name, spec.loader.path)
+    spec.loader.reference = reference
+    return spec
+
+
+class _ObservedLoader(SourceFileLoader):
+    reference = ""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """See importlib."""
+        from kernbench.plugins.discovery import load_reference
+
+        super().exec_module(module)
+        load_reference(self.reference)(module)
+
+
 class _OperatorsLoader(Loader):
     """Makes a module whose import defines operators, unless the compiled one can be imported."""
 
@@ -171,6 +198,47 @@ class _OperatorsLoader(Loader):
             return
         library = None if self._there is None or self._there.origin is None else Path(self._there.origin)
         define(self._stand_in, self._reference, library)
+
+
+class _BoundLoader(Loader):
+    """Makes a compiled module's functions, by the names of a module of ours."""
+
+    def __init__(self, stand_in: StandIn, module: str, *, tells: bool) -> None:
+        self._stand_in = stand_in
+        self._module = module
+        self._tells = tells
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        """See importlib."""
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        """See importlib."""
+        ours = importlib.import_module(self._module)
+        if self._tells:
+            tell(self._stand_in)
+        define(self._stand_in, f"{self._module}:operators", None)
+        vars(module).update(ours.NAMES)
+
+
+def _around(stand_in: StandIn, name: str, spec: ModuleSpec | None) -> ModuleSpec | None:
+    """A module of the package's Python, which is executed within what a stand-in brings for it."""
+    if spec is None or spec.origin is None:
+        return spec
+    spec.loader = _AroundLoader(name, spec.origin)
+    spec.loader.within = stand_in.around[name]
+    return spec
+
+
+class _AroundLoader(SourceFileLoader):
+    within: str
+
+    def exec_module(self, module: ModuleType) -> None:
+        """See importlib."""
+        from kernbench.plugins.discovery import load_reference
+
+        with load_reference(self.within)(module):
+            super().exec_module(module)
 
 
 def define(stand_in: StandIn, reference: str, library: Path | None) -> None:

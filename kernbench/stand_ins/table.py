@@ -31,6 +31,13 @@ class StandIn:
             ``"file.py:object"``, to the :class:`kernbench.compiled_operators.Operators` that it is said to define.
         loaded: the same for libraries that the package gives to ``torch.ops.load_library``, by a pattern of the end of their
             path (``"acme/_C*.so"``).
+        bound: for each compiled module that gives functions, not operators (``pybind11``), a module of ours: its ``NAMES`` are
+            those that a program imports, and its ``operators``, if there are any, are defined.
+        needs: packages that the package's own Python imports and its wheel does not ask for.
+        around: for a module of the package's Python that could not be executed without CUDA a reference to a context manager,
+            which is given the module and within which it is executed.
+        observed: for a module of the package a reference to a function, which is given the module when it has been imported:
+            what tells the simulation of what the package does (:func:`kernbench.report_request`).
     """
 
     name: str
@@ -38,17 +45,38 @@ class StandIn:
     folder: Path | None = None
     compiled: Mapping[str, str] = field(default_factory=dict)
     loaded: Mapping[str, str] = field(default_factory=dict)
+    bound: Mapping[str, str] = field(default_factory=dict)
+    around: Mapping[str, str] = field(default_factory=dict)
+    needs: tuple[str, ...] = ()
+    observed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def libraries(self) -> dict[str, str]:
         """References to all operators, by compiled module or pattern of a library."""
         return {**self.compiled, **self.loaded}
 
+    @property
+    def command(self) -> str:
+        """What installs the package's own Python, without what is compiled for CUDA."""
+        further = f" {' '.join(self.needs)}" if self.needs else ", and what it imports"
+        return f"pip install --no-deps {self.name}{further}"
 
+    @property
+    def compiles(self) -> bool:
+        """Whether it stands in for anything compiled."""
+        return bool(self.libraries or self.bound)
+
+
+_APEX = "kernbench.compiled_operators.apex"
+_TE = "kernbench.compiled_operators.transformer_engine"
 _VLLM = "kernbench.compiled_operators.vllm"
 SHIPPED = {
     each.name: each
     for each in (
+        StandIn("apex", "0.1", folder=Path(__file__).with_name("apex"), bound={
+            "apex._kernels": f"{_APEX}.norms", "amp_C": f"{_APEX}.amp_c",
+            "fused_weight_gradient_mlp_cuda": f"{_APEX}.weight_gradients",
+        }),
         StandIn("flash_attn", "2.8.3", folder=Path(__file__).with_name("flash_attn"), compiled={
             "flash_attn._kernels": "kernbench.compiled_operators.flash_attn:operators",
         }),
@@ -56,11 +84,19 @@ SHIPPED = {
             "torchvision/_C*.so": "kernbench.compiled_operators.torchvision:operators",
             "torchvision/image*.so": "kernbench.compiled_operators.torchvision:images",
         }),
+        StandIn(
+            "transformer_engine", "2.20.2", bound={"transformer_engine_torch": f"{_TE}.extension"},
+            around={"transformer_engine.common": f"{_TE}.loading:without_libraries"},
+            needs=("onnxscript", "onnx", "onnx_ir", "ml_dtypes"),
+        ),
         StandIn("vllm", "0.33.0", compiled={
             "vllm._C_stable_libtorch": f"{_VLLM}.core:operators",
             "vllm._moe_C_stable_libtorch": f"{_VLLM}.experts:operators",
             "vllm.vllm_flash_attn._vllm_fa2_C": f"{_VLLM}.attention:second",
             "vllm.vllm_flash_attn._vllm_fa3_C": f"{_VLLM}.attention:third",
+        }, observed={
+            "vllm.v1.core.sched.scheduler": f"{_VLLM}.requests:observe",
+            "vllm.v1.worker.gpu.sample.sampler": f"{_VLLM}.requests:observe_sampling",
         }),
     )
 }  # fmt: skip

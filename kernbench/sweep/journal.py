@@ -1,69 +1,93 @@
-"""The journal of a sweep: one JSON line per finished point, so that a crash costs only what was running."""
+"""The journal of a study: one JSON line per finished point, so that a crash costs only what was running."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import TextIO, TypeVar
+from typing import TextIO
 
 from pydantic import TypeAdapter
 
-from kernbench.sweep.cluster import Keyed
-from kernbench.sweep.outcome import FAILED, Outcome
+from kernbench.sweep.outcome import Outcome
 
-T = TypeVar("T", bound=Keyed)
 _OUTCOME = TypeAdapter(Outcome)
 
 
+class JournalWarning(UserWarning):
+    """Lines of a journal are damaged: what they told of is run again."""
+
+
 class Journal:
-    """Outcomes on disk, by the key of their task."""
+    """Outcomes on disk, by the key of their task.
+
+    Attributes:
+        damaged: numbers of the lines, from 1, that the last :meth:`read` could make nothing of. A last line without an end is
+            none of them: a crash has cut it off.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.damaged: list[int] = []
         self._file: TextIO | None = None
 
     def read(self) -> dict[str, Outcome]:
-        """What is known. A line that is no outcome, as one that a crash cut off, is left out."""
+        """What is known. Lines that are no outcome are left out, and are in :attr:`damaged`."""
         known: dict[str, Outcome] = {}
-        if not self.path.exists():
-            return known
-        for line in self.path.read_text(encoding="utf-8", errors="replace").splitlines():
+        self.damaged = []
+        lines = self.path.read_bytes().split(b"\n") if self.path.exists() else []
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
             try:
                 outcome = _OUTCOME.validate_python(json.loads(line))
             except (ValueError, RecursionError):
+                if number < len(lines):
+                    self.damaged.append(number)
                 continue
             known[outcome.key] = outcome
         return known
 
-    def todo(self, tasks: Sequence[T], *, resume: bool, retry_failed: bool) -> tuple[list[T], dict[str, Outcome]]:
-        """Those of some tasks that are to run now, and what is known of the others by their key."""
-        known = self.read() if resume else {}
-        wanted = {task.key for task in tasks}
-        done = {
-            key: outcome
-            for key, outcome in known.items()
-            if key in wanted and not (retry_failed and outcome.status == FAILED)
-        }
-        return [task for task in tasks if task.key not in done], done
+    def warn_of_damage(self) -> None:
+        """Warn, once, of the lines in :attr:`damaged`: file, lines, and what happens."""
+        if self.damaged:
+            several = len(self.damaged) > 1
+            shown = ", ".join(map(str, self.damaged[:5])) + (", ..." if len(self.damaged) > 5 else "")
+            warnings.warn(
+                f"{self.path}: line{'s' if several else ''} {shown} {'are' if several else 'is'} damaged: what "
+                f"{'they' if several else 'it'} told of is run again",
+                JournalWarning, stacklevel=2,
+            )  # fmt: skip
 
-    def open(self, *, fresh: bool) -> None:
-        """Begin to write; ``fresh`` forgets what was there."""
+    @contextmanager
+    def opened(self, *, fresh: bool) -> Iterator[None]:
+        """For a block, :meth:`add` writes; ``fresh`` forgets what was there. What a crash has cut off at the end is dropped."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        cut_off = not fresh and self.path.exists() and not self.path.read_bytes().endswith(b"\n")
-        self._file = self.path.open("w" if fresh else "a", encoding="utf-8")
-        if cut_off:
-            self._file.write("\n")
+        if not fresh and self.path.exists():
+            text = self.path.read_bytes()
+            whole = text.rpartition(b"\n")
+            if whole[2]:
+                self._end_last_line(whole[0] + whole[1], whole[2])
+        with self.path.open("w" if fresh else "a", encoding="utf-8") as self._file:
+            try:
+                yield
+            finally:
+                self._file = None
+
+    def _end_last_line(self, before: bytes, last: bytes) -> None:
+        """A last line without an end gets one if it is an outcome, and goes if it is none."""
+        try:
+            _OUTCOME.validate_python(json.loads(last))
+        except (ValueError, RecursionError):
+            self.path.write_bytes(before)
+        else:
+            self.path.write_bytes(before + last + b"\n")
 
     def add(self, outcome: Outcome) -> None:
         """Write one outcome, now."""
         assert self._file is not None
         self._file.write(json.dumps(asdict(outcome)) + "\n")
         self._file.flush()
-
-    def close(self) -> None:
-        """Idempotent."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None

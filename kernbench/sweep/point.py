@@ -9,7 +9,7 @@ from kernbench.advice import advice_for
 from kernbench.errors import ConfigError, message_of
 from kernbench.scheduler import user_traceback
 from kernbench.scheduler.tracebacks import program_line
-from kernbench.simulation.failures import SpawnException
+from kernbench.simulation.ranks.failures import SpawnException
 from kernbench.stand_ins import stand_in_as_told
 from kernbench.sweep.outcome import FAILED, OK, Outcome
 from kernbench.sweep.spec import Task, accepted, load_program

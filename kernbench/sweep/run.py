@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kernbench.stand_ins import standing_in
-from kernbench.sweep.cluster import run_here, run_on_dask
-from kernbench.sweep.journal import Journal
-from kernbench.sweep.outcome import FAILED, OK, Outcome
+from kernbench.sweep.outcome import Outcome
 from kernbench.sweep.point import run_task
+from kernbench.sweep.runner import Progress, StudyRunner
 from kernbench.sweep.spec import SweepSpec, read_sweep, reference_of, tasks_of
 from kernbench.sweep.table import Row, draw, rows_of, write_csv, write_parquet
-
-Progress = Callable[[Outcome, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -33,22 +30,6 @@ class SweepResult:
     ran: int
     failed: list[Outcome]
     files: list[Path]
-
-
-def keep(
-    journal: Journal, outcomes: Iterable[Outcome], done: dict[str, Outcome], total: int, *, fresh: bool,
-    progress: Progress | None,
-) -> None:  # fmt: skip
-    """Write outcomes to the journal and into ``done`` as they come, and tell of each."""
-    journal.open(fresh=fresh)
-    try:
-        for outcome in outcomes:
-            done[outcome.key] = outcome
-            journal.add(outcome)
-            if progress is not None:
-                progress(outcome, len(done), total)
-    finally:
-        journal.close()
 
 
 def sweep(
@@ -88,32 +69,20 @@ def sweep(
             described = spec
         else:
             described = SweepSpec.model_validate({**spec, "program": reference_of(spec["program"])})
+    runner = StudyRunner(directory, scheduler, jobs, resume, retry_failed, progress)
     with standing_in(described.stand_ins):
-        return _swept(
-            described, directory, scheduler, jobs, resume=resume, retry_failed=retry_failed, progress=progress
-        )
+        return _swept(described, runner)
 
 
-def _swept(
-    described: SweepSpec, directory: Path, scheduler: str | None, jobs: int | None, *, resume: bool, retry_failed: bool,
-    progress: Progress | None,
-) -> SweepResult:  # fmt: skip
+def _swept(described: SweepSpec, runner: StudyRunner) -> SweepResult:
     tasks = tasks_of(described)
-    journal = Journal(directory / "journal.jsonl")
-    todo, done = journal.todo(tasks, resume=resume, retry_failed=retry_failed)
-    outcomes = (
-        run_here(todo, run_task)
-        if jobs == 0 or not todo
-        else run_on_dask(todo, run_task, scheduler=scheduler, jobs=jobs)
-    )
-    keep(journal, outcomes, done, len(tasks), fresh=not resume, progress=progress)
-    rows = rows_of(tasks, done)
-    files = [directory / "table.csv"]
+    points = runner.run(tasks, run_task, own_processes=False)
+    rows = rows_of(tasks, points.by_key)
+    files = [runner.directory / "table.csv"]
     write_csv(files[0], rows)
-    if write_parquet(directory / "table.parquet", rows):
-        files.append(directory / "table.parquet")
-    if described.plot is not None and any(outcome.status == OK for outcome in done.values()):
-        draw(directory / "plot.svg", described.plot, rows, described.program.rpartition("/")[2])
-        files.append(directory / "plot.svg")
-    failed = [done[task.key] for task in tasks if done[task.key].status == FAILED]
-    return SweepResult(rows, len(todo), failed, files)
+    if write_parquet(runner.directory / "table.parquet", rows):
+        files.append(runner.directory / "table.parquet")
+    if described.plot is not None and len(points.failed) < len(rows):
+        draw(runner.directory / "plot.svg", described.plot, rows, described.program.rpartition("/")[2])
+        files.append(runner.directory / "plot.svg")
+    return SweepResult(rows, points.ran, points.failed, files)

@@ -10,9 +10,9 @@ from typing import Any
 from kernbench.errors import ConfigError
 from kernbench.grid import label
 from kernbench.output_files import replacing
-from kernbench.sweep.cluster import Keyed
 from kernbench.sweep.outcome import OK, Outcome
 from kernbench.sweep.spec import PlotSpec
+from kernbench.sweep.workers import Keyed
 
 Row = dict[str, Any]
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-_PACKAGE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
-_PLUGIN = os.path.join(_PACKAGE, "testing", "")
-_PROGRAMS = os.path.join(_PACKAGE, "programs", "")
+from kernbench.own_files import PACKAGE, is_own
+
+_PLUGIN = os.path.join(PACKAGE, "testing", "")
 
 
 @contextmanager
@@ -49,7 +49,7 @@ def shows_all(config: pytest.Config) -> bool:
     """Whether the simulator's frames are wanted."""
     if config.getoption("tbstyle", "auto") == "long" or config.getoption("fulltrace", False):
         return True
-    package = Path(_PACKAGE)
+    package = Path(PACKAGE)
     return package.is_relative_to(config.rootpath) and not {"site-packages", "dist-packages"} & set(package.parts)
 
 
@@ -93,14 +93,12 @@ def _file(frames: TracebackType) -> str:
 
 
 def _is_of_simulator(frames: TracebackType) -> bool:
-    return _file(frames).startswith(_PACKAGE) and not _file(frames).startswith((_PLUGIN, _PROGRAMS))
+    return is_own(_file(frames)) and not _file(frames).startswith(_PLUGIN)
 
 
 def _is_of_program(frames: TracebackType) -> bool:
     file = _file(frames)
-    if file.startswith(_PROGRAMS):
-        return True
-    return not file.startswith((_PACKAGE, *_libraries("torch", "triton"))) and not file.startswith("<frozen ")
+    return not is_own(file) and not file.startswith((*_libraries("torch", "triton"), "<frozen "))
 
 
 def _runners() -> tuple[str, ...]:

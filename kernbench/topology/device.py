@@ -103,6 +103,10 @@ class HostLink(Spec):
 
     bandwidth: Bandwidth = Field(description="bytes per second and direction")
     latency: Seconds = Field(description="one way")
+    pageable: Share = Field(
+        default=0.28,
+        description="share of the bandwidth that copies of memory which is not pinned reach: the driver stages them",
+    )  # 11 to 17.5 GB/s of 55.4 on an H100 (kernbench.programs.gpu_times); of other hosts UNVERIFIED
 
 
 class Noc(Spec):

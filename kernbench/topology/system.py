@@ -173,13 +173,15 @@ class HostSpec(Spec):
         default=2.0e-6, description="forward, where a gradient is wanted: the node and what it keeps"
     )
     backward: Seconds = Field(
-        default=1.0e-6, description="an operator of a backward pass: the engine's part of its node"
+        default=7.0e-6,
+        description="an operator of a backward pass: the engine's part of its node, and the operator's in C++",
     )
     launch: Seconds = Field(default=3.0e-6, description="each kernel that an operator launches beyond its first")
     tensor: Seconds = Field(default=0.5e-6, description="each tensor of an operator over lists")
     unit: Seconds = Field(default=40e-6, description="FSDP: each copy in or out of a unit's parameters or gradients")
     compiled: Seconds = Field(default=6.8e-6, description="each kernel that compiled code launches")
-    graph: Seconds = Field(default=41e-6, description="launch of a captured graph, whatever is in it")
+    graph: Seconds = Field(default=2.5e-6, description="launch of a captured graph")
+    node: Seconds = Field(default=0.05e-6, description="of a graph's launch, each node")
 
 
 class StorageSpec(Spec):

@@ -22,6 +22,9 @@ from kernbench.topology.problems import describe
 # Exact factors: "524.3 TFLOP/s" is the float nearest to 524.3e12, not a product of two rounded ones.
 _DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_BEYOND = 1e30
+"""More than there is of anything, and far enough from the largest float for products and sums of quantities."""
+
 _NUMBER = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*(.*?)\s*\Z", re.DOTALL)
 
 
@@ -71,8 +74,8 @@ class Quantity:
             number = float(value)
         except OverflowError:
             number = math.inf
-        if not math.isfinite(number):
-            raise QuantityError(shown, f"{self.expected}, finite")
+        if not abs(number) < _BEYOND:  # nor NaN
+            raise QuantityError(shown, f"{self.expected}, below {_BEYOND:g} {self.si}")
         return number
 
     def format(self, value: float, digits: int = 4) -> str:

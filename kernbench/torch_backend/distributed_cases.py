@@ -24,10 +24,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from kernbench.simulation.failures import SpawnException, pid_of
+from kernbench.simulation.ranks.failures import SpawnException, pid_of
 from kernbench.simulation.simulation import Simulation
-from kernbench.torch_backend.gpu import cuda_names, versions
-from kernbench.torch_backend.gpu.devices import bound_devices
+from kernbench.torch_backend.gpu.device import software_versions
+from kernbench.torch_backend.gpu.device.devices import bound_devices
+from kernbench.torch_backend.gpu.names import cuda_names
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.process_groups import backend_classes, stores
 from kernbench.torch_backend.relies_on import Reliance
@@ -329,7 +330,7 @@ def see_devices(patches: Patches, simulation: Simulation) -> None:
     for name, value in accelerator.items():
         patches.set(torch.accelerator, name, value)
     patches.set(torch.accelerator, "current_accelerator", cuda_names.ACCELERATOR["current_accelerator"])
-    patches.set(torch.cuda.nccl, "version", versions.nccl_version)
+    patches.set(torch.cuda.nccl, "version", software_versions.nccl_version)
     for module in (dist, dist.distributed_c10d):
         patches.set(module, "is_nccl_available", lambda: True)
     if not hasattr(dist, "ProcessGroupNCCL"):

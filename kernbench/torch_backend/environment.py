@@ -20,8 +20,10 @@ import torch.distributed.distributed_c10d
 from kernbench.stand_ins import nvidia_smi
 from kernbench.torch_backend.compiled import described_gpu
 from kernbench.torch_backend.features import checkpoint_files, compiling, file_times
-from kernbench.torch_backend.gpu import inventory, nvml, pinning, replaced_data
-from kernbench.torch_backend.gpu.devices import HostDevices
+from kernbench.torch_backend.gpu.device.devices import HostDevices
+from kernbench.torch_backend.gpu.memory import replaced_data
+from kernbench.torch_backend.gpu.tensors import pinning
+from kernbench.torch_backend.gpu.tools import inventory, nvml
 from kernbench.torch_backend.hollow import sinks
 from kernbench.torch_backend.modes import plain_torch
 from kernbench.torch_backend.operations.recorder import open_recorder

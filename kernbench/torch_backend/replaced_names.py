@@ -20,19 +20,17 @@ import torch.distributed.distributed_c10d
 
 from kernbench.torch_backend.compiled import described_gpu, graphs
 from kernbench.torch_backend.features import operator_libraries
-from kernbench.torch_backend.gpu import (
-    classes,
+from kernbench.torch_backend.gpu.device.devices import Devices, HostDevices
+from kernbench.torch_backend.gpu.kernels import fused_attention, fused_operators
+from kernbench.torch_backend.gpu.memory import memory_names, memory_owners
+from kernbench.torch_backend.gpu.names import (
     cuda_names,
-    functions,
-    fused,
-    fused_attention,
     host_results,
-    memory_names,
-    memory_owners,
     tensor_methods,
+    torch_classes,
+    torch_functions,
     triton_benchmarks,
 )
-from kernbench.torch_backend.gpu.devices import Devices, HostDevices
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.process_groups import backend_classes, group_class, reducers, stores
 from kernbench.torch_backend.process_groups.futures import Futures
@@ -174,7 +172,7 @@ class ReplacedNames:
         timed_statements.install(names, self._running, self._remark)
         self.futures.install(names)
         for module in (
-            cuda_names, memory_names, memory_owners, classes, functions, fused,
+            cuda_names, memory_names, memory_owners, torch_classes, torch_functions, fused_operators,
             fused_attention, tensor_methods, profiling, host_results,
             triton_benchmarks,
         ):  # fmt: skip

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from kernbench.scheduler.carrier import has_own_thread
-from kernbench.simulation.current import current_owner, current_simulation
+from kernbench.simulation.active_simulation import current_owner, current_simulation
 
 Group = Any
 """A process group, or :data:`SOLO`."""

@@ -11,8 +11,8 @@ import weakref
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from kernbench.simulation.current import current_owner
-from kernbench.simulation.hosts import Host
+from kernbench.simulation.active_simulation import current_owner
+from kernbench.simulation.ranks.hosts import Host
 
 T = TypeVar("T")
 

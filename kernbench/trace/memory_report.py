@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from kernbench.errors import message_of
 from kernbench.memory.ledger import CATEGORIES, Composition
 from kernbench.memory.limits import format_size
-from kernbench.simulation.process_memory import ProcessMemory
-from kernbench.simulation.rank_spans import named
+from kernbench.simulation.memory.process_memory import ProcessMemory
+from kernbench.simulation.ranks.rank_spans import named
 from kernbench.simulation.simulation import Simulation
 from kernbench.trace.rank_tables import RankRow, table_lines
 
@@ -18,8 +18,8 @@ _SHORT = {
     "parameters": "params", "gradients": "grads", "optimizer state": "optimizer", "unsharded parameters": "unsharded",
     "communication buffers": "comm", "temporaries": "temp", "workspaces": "workspace",
 }  # fmt: skip
-_WIDTHS = {"device": 12, "activations": 11}
-"""Columns that are wider than the others. That of the device has units of its own: it is often a thousand times more."""
+_TABLE = ("allocated", "reserved", "device", "step")
+"""Columns that every such table has. That of the device has units of its own: it is often a thousand times more."""
 
 
 class MemorySource(Protocol):
@@ -39,7 +39,7 @@ class RankMemory:
         peak: allocated: most bytes in use at one time, ``torch.cuda.max_memory_allocated``.
         peak_reserved: reserved: most bytes that the allocator held, ``torch.cuda.max_memory_reserved``.
         limit: bytes that it could have had, after what is stated; None: no limit.
-        step: step of the optimizer in which the peak was reached, counted from 0.
+        step: step of the optimizer in which the peak was reached, counted from 0; it is shown from 1, as steps are.
         time: when, s.
         place: line of the program whose allocation reached it.
         composition: what was in use for what then.
@@ -93,31 +93,53 @@ def memory_lines(source: MemorySource) -> Iterator[str]:
     shown = [name for name in CATEGORIES if any(each.composition.categories.get(name) for each in ranks)]
     limits = _of_each(ranks, lambda each: each.limit, _limit, " on each rank")
     yield f"memory at each rank's peak, {name}; {limits}"
-    heads = ("allocated", "reserved", "device", *(_SHORT.get(each, each) for each in shown))
     rows = []
     for each in ranks:
-        uses = " ".join(
-            f"{each.composition.categories.get(what, 0) / unit:{_WIDTHS.get(what, 10)}.2f}" for what in shown
+        own = each.device == each.rank or len({one.rank for one in ranks}) == len(ranks)
+        figures = (
+            f"{each.peak / unit:.2f}",
+            f"{each.peak_reserved / unit:.2f}",
+            format_size(each.on_device),
+            f"{each.step + 1}",
         )
-        cells = f"{each.peak / unit:10.2f} {each.peak_reserved / unit:10.2f} {format_size(each.on_device):>12} {uses}"
-        device = (
-            ""
-            if each.device == each.rank or len({one.rank for one in ranks}) == len(ranks)
-            else f" (GPU {each.device})"
-        )
-        text = f"{cells} {each.step:>5}  {each.place or '(not known)'}{device}"
-        rows.append(RankRow(each.rank, (text,), (each.on_device, each.peak)))
+        uses = (f"{each.composition.categories.get(what, 0) / unit:.2f}" for what in shown)
+        place = f"{each.place or '(not known)'}{'' if own else f' (GPU {each.device})'}"
+        rows.append(RankRow(each.rank, (*figures, place, *uses), (each.on_device, each.peak)))
     lines = [*table_lines(rows, "fullest", "emptiest")]
-    width = max(6, *(len(line.name) for line in lines))
-    yield f"{'rank':>{width}} " + " ".join(f"{head:>{_WIDTHS.get(head, 10)}}" for head in heads) + "  step  reached at"
-    for line in lines:
-        yield f"{line.name:>{width}} {' '.join(line.cells)}{line.mark and f'  {line.mark}'}"
+    whole, several = [line for line in lines if len(line.cells) > 1], [line for line in lines if len(line.cells) == 1]
+    tables = (
+        (
+            (*_TABLE, "reached at"),
+            [[*line.cells[:4], line.cells[4] + (line.mark and f"  {line.mark}")] for line in whole],
+        ),
+        ([_SHORT.get(each, each) for each in shown], [line.cells[5:] for line in whole]),
+    )
+    names = [line.name for line in whole]
+    yield from _columns(names, *tables[0], last_is_text=True)
+    yield from (f"{line.name:>6} {line.cells[0]}" for line in several)
+    if shown:
+        yield f"in use then, {name}"
+        yield from _columns(names, *tables[1])
     retries, failures = sum(each.retries for each in ranks), sum(each.failures for each in ranks)
     if retries or failures:
         yield f"caches given back for want of memory: {retries} times; out of memory: {failures} times"
     if any(each.overhead for each in ranks):
         parts = _of_each(ranks, lambda each: tuple(each.overhead.items()), _stated, " per rank")
         yield f"device: reserved and, stated (docs/memory.md), {parts}"
+
+
+def _columns(
+    names: Sequence[str], heads: Sequence[str], rows: Sequence[Sequence[str]], *, last_is_text: bool = False
+) -> Iterator[str]:
+    """Lines of a table, each column as wide as it needs to be; the last one to the left if it is text."""
+    table = [["rank", *heads], *([name, *row] for name, row in zip(names, rows, strict=True))]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    widths[0] = max(widths[0], 6)
+    for row in table:
+        cells = [f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True)]
+        if last_is_text:
+            cells[-1] = f" {row[-1]}"
+        yield " ".join(cells)
 
 
 def _of_each(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
-from kernbench.simulation.rank_spans import spans
+from kernbench.simulation.ranks.rank_spans import spans
 
 MOST = 16
 """Ranks that a table shows one by one."""

@@ -1,7 +1,7 @@
 """How long the steps of a training program took, and what they achieved.
 
 Step ``k`` of a run ends when the slowest rank's device has done what that rank had enqueued when it ended the step
-(:mod:`kernbench.simulation.steps`), and begins where the one before it ended; the first begins with the program. So steps add
+(:mod:`.training_steps`), and begins where the one before it ended; the first begins with the program. So steps add
 up to the run, a step includes what the program does between it and the step before, and the first one building the model.
 """
 
@@ -17,9 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernbench.sim_engine.op_log import LogColumns
-from kernbench.simulation.accounts import Account, Flops
+from kernbench.simulation.ranks.training_steps import StepEnd
+from kernbench.simulation.ranks.work_counts import Account, Flops
 from kernbench.simulation.simulation import Simulation
-from kernbench.simulation.steps import StepEnd
 from kernbench.topology.device import DeviceSpec
 from kernbench.trace.unions import merged
 

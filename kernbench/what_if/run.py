@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from kernbench.output_files import write_file
-from kernbench.sweep.cluster import run_here, run_on_dask, run_side_by_side
-from kernbench.sweep.journal import Journal
 from kernbench.sweep.outcome import FAILED, Outcome
-from kernbench.sweep.run import Progress, keep
+from kernbench.sweep.runner import Progress, StudyRunner
 from kernbench.sweep.table import Row, rows_of, write_csv
 from kernbench.what_if.picture import draw
-from kernbench.what_if.point import RunTask, run_task, tasks_of
+from kernbench.what_if.point import run_task, tasks_of
 from kernbench.what_if.question import GPUS, Question
 
 FORMAT, VERSION = "kernbench.what-if", 1
@@ -80,25 +76,16 @@ def ask(
     """
     tasks = tasks_of(question, timeout=timeout)
     directory = Path(output)
-    journal = Journal(directory / "journal.jsonl")
-    todo, done = journal.todo(tasks, resume=resume, retry_failed=retry_failed)
-    keep(journal, _outcomes(todo, scheduler, jobs), done, len(tasks), fresh=not resume, progress=progress)
-    measure, unit, rows = ranked(rows_of(tasks, done))
+    points = StudyRunner(directory, scheduler, jobs, resume, retry_failed, progress).run(
+        tasks, run_task, own_processes=True
+    )
+    measure, unit, rows = ranked(rows_of(tasks, points.by_key))
     files = [directory / "table.csv", directory / "answer.json"]
     write_csv(files[0], rows)
     _write_json(files[1], question, measure, unit, rows)
     if draw(directory / "plot.svg", rows, [*question.settings], unit, Path(question.program).name):
         files.append(directory / "plot.svg")
-    failed = [done[task.key] for task in tasks if done[task.key].status == FAILED]
-    return Answer(rows, measure, unit, len(todo), failed, files)
-
-
-def _outcomes(todo: list[RunTask], scheduler: str | None, jobs: int | None) -> Iterator[Outcome]:
-    if not todo or (jobs == 0 and scheduler is None):
-        return run_here(todo, run_task)
-    if scheduler is not None:
-        return run_on_dask(todo, run_task, scheduler=scheduler, jobs=None)
-    return run_side_by_side(todo, run_task, jobs or len(os.sched_getaffinity(0)))
+    return Answer(rows, measure, unit, points.ran, points.failed, files)
 
 
 def ranked(rows: list[Row]) -> tuple[str, str, list[Row]]:

@@ -85,10 +85,23 @@ def test_shipped_benches_are_listed_with_what_they_are_about() -> None:
 def test_every_module_with_run_is_an_entry_point_and_kernbench_imports_none() -> None:
     """Read from the sources: what is installed may be older."""
     declared = (ROOT / "pyproject.toml").read_text().partition('[project.entry-points."kernbench.benches"]\n')[2]
-    benches = [path.stem for path in sorted((ROOT / "benches").glob("*.py")) if "\ndef run(" in path.read_text()]
-    assert declared.partition("\n\n")[0].splitlines() == [f'{name} = "benches.{name}"' for name in benches]
-    importing = re.compile(r"^\s*(from|import) benches\b", re.MULTILINE)
-    assert not [path for path in (ROOT / "kernbench").rglob("*.py") if importing.search(path.read_text())]
+    benches = [
+        path.stem for path in sorted((ROOT / "kernbench" / "benches").glob("*.py")) if "\ndef run(" in path.read_text()
+    ]
+    assert declared.partition("\n\n")[0].splitlines() == [f'{name} = "kernbench.benches.{name}"' for name in benches]
+    importing = re.compile(r"^\s*(from|import) (kernbench\.)?benches\b", re.MULTILINE)
+    others = [path for path in (ROOT / "kernbench").rglob("*.py") if ROOT / "kernbench" / "benches" not in path.parents]
+    assert not [path for path in others if importing.search(path.read_text())]
+
+
+def test_the_short_name_is_that_of_the_same_modules() -> None:
+    """A program that replaces ``benches.ccl_allreduce.worker`` replaces the one that ``kernbench bench`` runs."""
+    for name in ("benches.ccl_allreduce", "benches.harness.collective"):
+        module = importlib.import_module(f"kernbench.{name}")
+        assert importlib.import_module(name) is module
+        assert (module.__name__, module.__spec__.name) == (f"kernbench.{name}",) * 2
+    with pytest.raises(ModuleNotFoundError, match=r"No module named 'benches\.missing'"):
+        importlib.import_module("benches.missing")
 
 
 def test_every_shipped_bench_can_be_loaded() -> None:
@@ -141,7 +154,7 @@ def test_a_module_without_run_is_no_bench(install) -> None:  # type: ignore[no-u
 def test_two_benches_of_one_name_are_told_apart(install) -> None:  # type: ignore[no-untyped-def]
     install("ccl_allreduce", "acme_other", PLAIN.format(ok=True))
     with pytest.raises(
-        ConfigError, match=r"ambiguous: acme_other of acme-benches, benches\.ccl_allreduce of kernbench"
+        ConfigError, match=r"ambiguous: acme_other of acme-benches, (kernbench\.)?benches\.ccl_allreduce of kernbench"
     ):
         find_bench("ccl_allreduce")
 

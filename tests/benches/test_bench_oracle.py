@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from benches.harness.elements import COMBINE, ELEMENT_TYPES, Inputs, Scratch, finish, round_to_bfloat16
-from benches.harness.oracle import AllReduceOracle, Expressions, count_wrong
+from kernbench.benches.harness.elements import COMBINE, ELEMENT_TYPES, Inputs, Scratch, finish, round_to_bfloat16
+from kernbench.benches.harness.oracle import AllReduceOracle, Expressions, count_wrong
 from kernbench.ccl.algorithms import ring_allreduce
 from kernbench.ccl.schedule import ScheduleBuilder
 

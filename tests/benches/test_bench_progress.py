@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from benches.harness.progress import ProgressBar
+from kernbench.benches.harness.progress import ProgressBar
 
 
 class _Terminal(io.StringIO):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from benches.harness.sizes import format_size, parse_size, sweep
+from kernbench.benches.harness.sizes import format_size, parse_size, sweep
 
 
 @pytest.mark.parametrize(

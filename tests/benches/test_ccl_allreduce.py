@@ -12,8 +12,8 @@ import pytest
 from click.testing import CliRunner, Result
 
 import kernbench
-from benches import ccl_allreduce
-from benches.harness.collective import Plan, session_of
+from kernbench.benches import ccl_allreduce
+from kernbench.benches.harness.collective import Plan, session_of
 from kernbench.benching import SimulationOptions, invoke
 from kernbench.runtime_api.context import RuntimeContext
 from kernbench.runtime_api.types import DeviceSelector

@@ -7,7 +7,7 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from benches import ccl_sweep
+from kernbench.benches import ccl_sweep
 from kernbench.cli import app
 from kernbench.cost import collective_time
 

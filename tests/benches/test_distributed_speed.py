@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from benches.distributed_speed import EmptyMode, all_reduces, family_memory, process_figures
-from benches.harness.distributed_sides import SIDES, GlooProcesses
+from kernbench.benches.distributed_speed import EmptyMode, all_reduces, family_memory, process_figures
+from kernbench.benches.harness.distributed_sides import SIDES, GlooProcesses
 
 
 def total(rank: int, world_size: int, value: float) -> list[float]:

@@ -11,7 +11,7 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from benches import (
+from kernbench.benches import (
     compare,
     cost_speed,
     distributed_speed,
@@ -22,16 +22,16 @@ from benches import (
     tp_speed,
     wide_products,
 )
-from benches.harness import history
-from benches.harness.speed_command import SpeedRun, speed_options
-from benches.harness.turn_worker import TurnWorker
-from benches.harness.turns import Budget, Comparison, Side, measure
+from kernbench.benches.harness import history
+from kernbench.benches.harness.speed_command import SpeedRun, speed_options
+from kernbench.benches.harness.turn_worker import TurnWorker
+from kernbench.benches.harness.turns import Budget, Comparison, Side, measure
 from kernbench.errors import ConfigError
 
 ROOT = Path(__file__).parents[2]
 TOY = '''"""A bench whose seconds are what a tree says they are."""
 import kernbench
-from benches.harness.turns import Comparison, Side
+from kernbench.benches.harness.turns import Comparison, Side
 
 def broken():
     raise ValueError("not with this tree")
@@ -52,11 +52,10 @@ def trees(tmp_path: Path) -> Path:
     if shutil.which("git") is None:
         pytest.skip("trees of two revisions need git")
     root = tmp_path / "repository"
-    (root / "benches" / "harness").mkdir(parents=True)
+    (root / "kernbench" / "benches" / "harness").mkdir(parents=True)
     for name in ("__init__", "harness/__init__", "harness/turns", "harness/turn_worker"):
-        shutil.copy(ROOT / "benches" / f"{name}.py", root / "benches" / f"{name}.py")
-    (root / "benches" / "toy.py").write_text(TOY)
-    (root / "kernbench").mkdir()
+        shutil.copy(ROOT / "kernbench" / "benches" / f"{name}.py", root / "kernbench" / "benches" / f"{name}.py")
+    (root / "kernbench" / "benches" / "toy.py").write_text(TOY)
     (root / "configs").mkdir()
     git(root, "init", "-q")
     for tag, text in (("old", "SECONDS = 2.0\n"), ("now", "SECONDS = 1.0\nNEW = 1.0\n")):
@@ -151,7 +150,7 @@ def test_trees_are_compared_in_turns(trees: Path) -> None:
 def test_a_tree_that_is_not_there_is_an_error(trees: Path) -> None:
     with pytest.raises(ConfigError, match="neither a folder nor a revision"), compare.assembled("v9", trees):
         pass
-    with pytest.raises(ConfigError, match="no package kernbench"), compare.assembled(str(trees / "benches"), trees):
+    with pytest.raises(ConfigError, match="no package kernbench"), compare.assembled(str(trees / "configs"), trees):
         pass
 
 

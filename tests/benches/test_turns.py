@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from benches.harness.turns import (
+from kernbench.benches.harness.turns import (
     GROUPS,
     MISSED,
     REACHED,

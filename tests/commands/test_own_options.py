@@ -8,7 +8,7 @@ import click
 import pytest
 
 import kernbench.cli
-from benches import ccl_allreduce, ccl_sweep
+from kernbench.benches import ccl_allreduce, ccl_sweep
 from kernbench.benching import invoke
 from kernbench.command_ends import for_command
 from kernbench.topology import resolve_topology

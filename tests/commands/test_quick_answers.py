@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from benches.command_speed import COMPLETED, MISTYPED, command_paths, completing
+from kernbench.benches.command_speed import COMPLETED, MISTYPED, command_paths, completing
 
 SLOW = (
     "torch",

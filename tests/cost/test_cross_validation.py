@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benches.accuracy_page import replaced
+from kernbench.benches.accuracy_page import replaced
 from kernbench.cost import collective_time, memory_bound_time
 from kernbench.cost.collective_world import resolve_system
 from kernbench.cost.cross_validation import Fold, bands, judged, leave_one_out, with_bands

@@ -149,7 +149,7 @@ def test_recorded_products_are_products(name, shapes, dims):
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [("aten::add_.Tensor", "add"), ("native_layer_norm", "layer_norm"), ("_softmax", "softmax"), ("dropout", "unary")],
+    [("aten::add_.Tensor", "add"), ("native_layer_norm", "layer_norm"), ("_softmax", "softmax"), ("gelu", "gelu")],
 )
 def test_other_recorded_operations_move_bytes(name, kind):
     shapes = [(4096, 1024), (4096, 1024)] if kind == "add" else [(4096, 1024)]
@@ -189,7 +189,7 @@ def test_a_recorded_operation_occupies_its_stream_without_the_latency_of_its_lau
 
 def test_what_is_read_in_part_costs_what_is_read():
     table, rows = (1 << 20, 1024), (512, 1024)
-    assert cost("embedding", [table, (512,)], [rows]).seconds == cost("clone", [rows], [rows]).seconds
+    assert cost("embedding", [table, (512,)], [rows]).seconds < 1.2 * cost("clone", [rows], [rows]).seconds
     assert cost("sum", [table], [()]).seconds > 100 * cost("sum", [rows], [()]).seconds
 
 

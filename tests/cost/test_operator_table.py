@@ -292,7 +292,7 @@ def test_a_gather_reads_what_it_gives() -> None:
     table, rows, places = ((1 << 20, 1024), F32), ((512, 1024), F32), ((512,), torch.int64)
     costs = OpCosts(H100)
     assert costs.of("embedding", (table, places), (rows,)).seconds < 10e-6
-    assert costs.of("scatter_add_", (table, rows, places), (table,)).seconds < 10e-6
+    assert costs.of("index_add_", (table, places, rows), (table,)).seconds < 15e-6
     assert costs.of("scatter_add", (table, places, rows), (table,)).seconds > 2 * 4 * 2**30 / H100.hbm.bandwidth
 
 

@@ -20,7 +20,7 @@ def test_the_picture_is_current() -> None:
 
 
 def test_what_counts_as_an_import(tmp_path: Path) -> None:
-    for folder in ("kernbench/upper", "kernbench/lower", "kernbench/ground", "benches"):
+    for folder in ("kernbench/upper", "kernbench/lower", "kernbench/ground"):
         (tmp_path / folder).mkdir(parents=True)
         (tmp_path / folder / "__init__.py").write_text(f'"""Room {folder}. More."""\n')
     (tmp_path / "kernbench/upper/a.py").write_text(
@@ -30,10 +30,10 @@ def test_what_counts_as_an_import(tmp_path: Path) -> None:
         "if TYPE_CHECKING:\n    from kernbench.ground import unseen\n"
     )
     (tmp_path / "kernbench/lower/x.py").write_text("def f():\n    from kernbench import ground\n    return ground\n")
-    (tmp_path / "benches/b.py").write_text("from kernbench.upper.a import f\nimport torch, kernbench\n")
+    (tmp_path / "kernbench/upper/b.py").write_text("from kernbench.upper.a import f\nimport torch, kernbench\n")
     rooms = tool.find_rooms(tmp_path)
     assert rooms["lower"] == "Room kernbench/lower"
-    assert tool.find_edges(rooms, tmp_path) == {("upper", "lower"): 2, ("lower", "ground"): 1, ("benches", "upper"): 1}
+    assert tool.find_edges(rooms, tmp_path) == {("upper", "lower"): 2, ("lower", "ground"): 1}
 
 
 def test_a_circle_is_cut_where_it_is_thinnest() -> None:

@@ -67,8 +67,8 @@ def test_the_wheel_has_one_name_at_the_top_and_what_comes_with_it(wheel: Path) -
     assert wheel.name == f"kernbench-{__version__}-py3-none-any.whl"
     names = zipfile.ZipFile(wheel).namelist()
     assert {name.split("/")[0] for name in names} == {"kernbench", f"kernbench-{__version__}.dist-info"}
-    for folder in ("examples", "configs", "benches"):
-        there = {path.relative_to(ROOT).as_posix() for path in (ROOT / folder).rglob("*") if path.is_file()}
+    for folder, home in (("examples", ROOT), ("configs", ROOT), ("benches", ROOT / "kernbench")):
+        there = {path.relative_to(home).as_posix() for path in (home / folder).rglob("*") if path.is_file()}
         inside = {name.removeprefix("kernbench/") for name in names if name.startswith(f"kernbench/{folder}/")}
         assert inside == {name for name in there if "__pycache__" not in name}
 

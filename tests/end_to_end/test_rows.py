@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benches.accuracy_page import replaced
+from kernbench.benches.accuracy_page import replaced
 from kernbench.end_to_end.left_out import left_out
 from kernbench.end_to_end.published import published, selected
 from kernbench.end_to_end.report import report

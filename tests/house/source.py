@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +27,19 @@ class Package:
         paths = {self._name_of(path, root): path for path in sorted(root.rglob("*.py"))}
         self.nodes = {module: list(ast.walk(ast.parse(path.read_text()))) for module, path in paths.items()}
         self.packages = {module for module, path in paths.items() if path.name == "__init__.py"}
+
+    def without(self, part: str) -> Package:
+        """The package less what is in ``part``, a package within it."""
+        rest = copy(self)
+        for name in ("rooms", "imports", "classes", "private_attributes"):
+            vars(rest).pop(name, None)
+        away = f"{self.name}.{part}"
+        rest.nodes = {
+            module: nodes
+            for module, nodes in self.nodes.items()
+            if module != away and not module.startswith(f"{away}.")
+        }
+        return rest
 
     @staticmethod
     def _name_of(path: Path, root: Path) -> str:

@@ -13,7 +13,7 @@ import pytest
 
 import kernbench.torch_backend
 from kernbench.sim_engine import GraphEngine
-from kernbench.simulation.streams import Streams
+from kernbench.simulation.launches.streams import Streams
 from kernbench.torch_backend.operations import plans
 from kernbench.torch_backend.operations.recorder import Recorder
 

@@ -15,7 +15,7 @@ from tests.house.source import Package
 
 LAYERS = (
     ("notebook_html",),
-    ("defaults", "errors", "lazy_names", "programs", "reporting", "standard_output", "version"),
+    ("defaults", "errors", "lazy_names", "own_files", "programs", "reporting", "standard_output", "version"),
     ("input_files",),
     (
         "callable_module",
@@ -42,12 +42,22 @@ LAYERS = (
     ("kernbench",),
     ("commands",),
     ("cli",),
+    ("benches",),
     ("__main__",),
 )
 """The rooms, from the bottom. Each imports from lower layers only."""
 
+INNER = {
+    "kernbench.simulation": ("ranks", "time", "memory", "values", "order", "launches", "matching"),
+    "kernbench.torch_backend.gpu": ("tensors", "kernels", "device", "memory", "tools", "names"),
+}
+"""The rooms within large rooms, from the bottom. Above them are the modules that are in none."""
+
 UPWARD = {("triton_engine", "torch_backend")}
 """Rooms that import from a higher one: Triton's values are computed outside of torch's modes, which are the backend's."""
+
+BENCHES = "benches"
+"""Programs that measure the house from within: their classes are their own, and what they measure may be private."""
 
 CONTRACT = {"_HOST_READ_BARRIERS", "_drain_pending", "_pending_worker_waits", "_rank_by_greenlet"}
 """Names with an underscore that are promised: anybody may use them."""
@@ -83,12 +93,32 @@ def test_imports_point_downward(house: Package) -> None:
     assert set(upward) == UPWARD, "nobody does that any more: take it out of UPWARD"
 
 
+@pytest.mark.parametrize("whole", INNER)
+def test_imports_within_a_room_point_downward(house: Package, whole: str) -> None:
+    """Each inner room imports from those before it, and none from the modules above them."""
+    level = {f"{whole}.{room}": number for number, room in enumerate(INNER[whole])}
+    found = {module for module in house.packages if module.rpartition(".")[0] == whole}
+    assert found == set(level)
+
+    def floor(module: str) -> int:
+        return level.get(".".join(module.split(".")[: whole.count(".") + 2]), len(level))
+
+    upward = [
+        f"{module} -> {other}"
+        for module, others in house.imports.items()
+        for other in others
+        if module.startswith(f"{whole}.") and other.startswith(f"{whole}.") and floor(module) < floor(other)
+    ]
+    assert upward == []
+
+
 def test_private_names_stay_in_their_module(house: Package) -> None:
-    assert [access for access in house.foreign_accesses() if access.name not in CONTRACT | TORCH] == []
+    ours = house.without(BENCHES)
+    assert [access for access in ours.foreign_accesses() if access.name not in CONTRACT | TORCH] == []
 
 
 def test_a_class_name_means_one_thing(house: Package) -> None:
-    assert {name: places for name, places in house.classes.items() if len(places) > 1} == {}
+    assert {name: places for name, places in house.without(BENCHES).classes.items() if len(places) > 1} == {}
 
 
 def test_what_is_read_from_source(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_docstrings_use_the_fields_terms(package: Package) -> None:
 
 
 def test_messages_use_the_fields_terms(package: Package) -> None:
-    assert avoided_in_messages(package) == []
+    assert avoided_in_messages(package.without("benches.data")) == []  # the text that a bench learns
     pages = Path(kernbench.__file__).parent / "html_report" / "page"
     scripts = [path for path in pages.iterdir() if path.suffix in (".js", ".html")]
     assert scripts

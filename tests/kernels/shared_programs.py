@@ -17,14 +17,14 @@ import triton.language as tl
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[2]))
 
-from benches.kernels.dropout import dropout, random_streams
-from benches.kernels.flash_attention import attention
-from benches.kernels.grouped_gemm import grouped_gemm
-from benches.kernels.layer_norm import layer_norm
-from benches.kernels.matmul import matmul
-from benches.kernels.persistent_matmul import persistent_matmul
-from benches.kernels.softmax import softmax
-from benches.kernels.vector_add import add
+from kernbench.benches.kernels.dropout import dropout, random_streams
+from kernbench.benches.kernels.flash_attention import attention
+from kernbench.benches.kernels.grouped_gemm import grouped_gemm
+from kernbench.benches.kernels.layer_norm import layer_norm
+from kernbench.benches.kernels.matmul import matmul
+from kernbench.benches.kernels.persistent_matmul import persistent_matmul
+from kernbench.benches.kernels.softmax import softmax
+from kernbench.benches.kernels.vector_add import add
 
 
 @triton.jit

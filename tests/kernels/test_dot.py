@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from benches.kernels.block_scaled_matmul import block_scaled_matmul
+from kernbench.benches.kernels.block_scaled_matmul import block_scaled_matmul
 
 
 @triton.jit

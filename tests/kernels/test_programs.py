@@ -6,13 +6,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from benches.kernels.flash_attention import attention
-from benches.kernels.grouped_gemm import grouped_gemm
-from benches.kernels.layer_norm import layer_norm
-from benches.kernels.matmul import matmul, matmul_autotuned
-from benches.kernels.persistent_matmul import persistent_matmul
-from benches.kernels.softmax import softmax
-from benches.kernels.vector_add import add
+from kernbench.benches.kernels.flash_attention import attention
+from kernbench.benches.kernels.grouped_gemm import grouped_gemm
+from kernbench.benches.kernels.layer_norm import layer_norm
+from kernbench.benches.kernels.matmul import matmul, matmul_autotuned
+from kernbench.benches.kernels.persistent_matmul import persistent_matmul
+from kernbench.benches.kernels.softmax import softmax
+from kernbench.benches.kernels.vector_add import add
 
 RAW_BITS = pytest.mark.beyond_interpreter("bf16 is arithmetic on raw bits")
 HALVES = [torch.float16, pytest.param(torch.bfloat16, marks=RAW_BITS)]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from benches.kernels.dropout import dropout, random_streams
+from kernbench.benches.kernels.dropout import dropout, random_streams
 
 ROUND_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 WEYL = (0x9E3779B9, 0xBB67AE85)

@@ -7,7 +7,7 @@ import torch
 import triton
 import triton.language as tl
 
-from benches.kernels.all_reduce import AllReduce
+from kernbench.benches.kernels.all_reduce import AllReduce
 
 pytestmark = pytest.mark.beyond_interpreter("runs one program after the other: a wait never ends")
 

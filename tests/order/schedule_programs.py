@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
 
-from benches.order_cost import PROGRAMS, CostPlan
+from kernbench.benches.order_cost import PROGRAMS, CostPlan
 from tests.order.kernel_programs import meet, reduce_by_kernel
 
 

@@ -80,7 +80,8 @@ def averages(module: Any) -> None:
 
 
 REDUCE, NORM, LINEAR, GRADIENTS = (
-    "benches/kernels/all_reduce.py", "benches/kernels/layer_norm.py", "kernbench/tp/linear.py", "kernbench/tp/gradients.py",
+    "kernbench/benches/kernels/all_reduce.py", "kernbench/benches/kernels/layer_norm.py",
+    "kernbench/tp/linear.py", "kernbench/tp/gradients.py",
 )  # fmt: skip
 PROGRAMS: dict[str, Callable[[Any], None]] = {
     REDUCE: all_reduces, NORM: normalises, LINEAR: multiplies, GRADIENTS: averages,

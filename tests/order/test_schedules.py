@@ -16,7 +16,7 @@ import kernbench
 from kernbench.explore import Trial, Watch, compared, explored, searched, shrunk, ulps
 from kernbench.order import Choices, Conflicts, GivenAnswer, MemoryAccess, Strand, schedule_of
 from kernbench.precompile import count_compiles
-from kernbench.simulation.locations import Location
+from kernbench.simulation.ranks.locations import Location
 from kernbench.trace import write_trace
 from tests.order.kernel_programs import one_shot
 from tests.order.schedule_programs import gathers, hands_over, leads, reduces, trains

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 import kernbench
-from benches.order_cost import PROGRAMS, CostPlan, step_seconds
+from kernbench.benches.order_cost import PROGRAMS, CostPlan, step_seconds
 from kernbench.order import Races, mode_of
 from tests.order.stream_programs import PAIRS
 

@@ -12,7 +12,7 @@ import torch.distributed._symmetric_memory as symm_mem
 
 import kernbench
 from kernbench.order import ByteRegion, MemoryAccess, Strand, Undefined, UndefinedRead
-from kernbench.simulation.locations import Location
+from kernbench.simulation.ranks.locations import Location
 from tests.order import undefined_programs
 from tests.order.test_streams import races_of
 from tests.order.undefined_programs import PAIRS, all_that_is_right

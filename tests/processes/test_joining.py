@@ -27,7 +27,7 @@ from kernbench.processes.channel import Wire
 from kernbench.processes.gate import Gate
 from kernbench.processes.seat import Hello, Welcome
 from kernbench.processes.shared_memory import SharedMemory, unnamed_file
-from kernbench.torch_backend.gpu.visible import uuid_of
+from kernbench.torch_backend.gpu.device.visible_devices import uuid_of
 
 RUN = [sys.executable, "-m", "kernbench", "run", "--system", "dgx_h100"]
 # Where "CI" is set, torch's test utilities want a package that writes reports in XML.

@@ -15,7 +15,7 @@ import torch.distributed as dist
 import triton
 import triton.language as tl
 
-from kernbench.simulation.current import current_simulation
+from kernbench.simulation.active_simulation import current_simulation
 from tests.parity import gpu_programs, programs
 from tests.processes.outcomes import assert_equal, outcome
 

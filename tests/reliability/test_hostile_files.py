@@ -254,7 +254,12 @@ def _as_result(folder: Path) -> None:
 
 
 def _as_journal(folder: Path) -> None:
-    run_hostile(lambda: Journal(folder / "mine.yaml").read())
+    """No line is lost silently: each that has an end gives an outcome, or is said to be damaged."""
+    journal, alone = Journal(folder / "mine.yaml"), Journal(folder / "line")
+    run_hostile(journal.read)
+    for number, line in enumerate((folder / "mine.yaml").read_bytes().split(b"\n")[:-1], 1):
+        alone.path.write_bytes(line + b"\n")
+        assert bool(alone.read()) + (number in journal.damaged) == bool(line.strip())
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from benches.command_speed import commands
+from kernbench.benches.command_speed import commands
 from kernbench.cli import COMMANDS
 from tests.reliability.hostile import EXAMPLES, run_hostile_command
 from tests.reliability.test_hostile_files import KERNEL, MANIFEST, PROGRAM, SPACES, SWEEP, TABLES, TUNE

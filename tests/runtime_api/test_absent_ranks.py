@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 import kernbench
-from kernbench.simulation.folding import Axis, Folding
+from kernbench.simulation.ranks.folding import Axis, Folding
 from kernbench.trace.notes import notes_of
 
 WORLD = 4

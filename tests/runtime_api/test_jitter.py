@@ -14,8 +14,8 @@ import kernbench
 from kernbench.cli import app
 from kernbench.errors import ConfigError
 from kernbench.sim_engine.operation import ON_PES, Operation
-from kernbench.simulation.current import current_simulation
-from kernbench.simulation.jitter import Jitter, pace_of, slowest_of
+from kernbench.simulation.active_simulation import current_simulation
+from kernbench.simulation.time.jitter import Jitter, pace_of, slowest_of
 from kernbench.trace.notes import notes_of
 from kernbench.trace.rank_times import rank_times
 from tests.processes.outcomes import assert_equal, outcome

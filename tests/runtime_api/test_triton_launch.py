@@ -57,7 +57,7 @@ def test_launches_take_effect_in_program_order(ctx, isolation):
 
 
 def test_the_same_kernel_of_many_ranks_runs_as_one_batch(ctx, monkeypatch):
-    from kernbench.simulation import kernel_launch
+    from kernbench.simulation.launches import kernel_launch
 
     sizes = []
 

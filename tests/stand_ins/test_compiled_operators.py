@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import sys
 import zlib
 from collections.abc import Iterator
@@ -193,7 +194,9 @@ def test_what_is_not_there_is_an_error() -> None:
     missing = StandIn("kernbench_test_missing", "1", compiled={"kernbench_test_missing._C": "x:y"})
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(table.SHIPPED, missing.name, missing)
-        words = "kernbench_test_missing is not installed, and it stands in for its compiled"
+        words = (
+            "kernbench_test_missing is not installed, and it stands in for compiled modules only: pip install --no-deps"
+        )
         with pytest.raises(ConfigError, match=words), standing_in([missing.name]):
             pass
 
@@ -218,8 +221,87 @@ def test_the_list(package: str, reference: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(discovery, "installed", lambda group: (point,) if group == table.GROUP else ())
     listed = CliRunner().invoke(command, [], catch_exceptions=False).output
     assert f"{package}._C: 6 operators, 2 with values, 1 with costs" in listed
-    assert "flash_attn     has the functions of 2.8.3; kernbench" in listed
+    assert "flash_attn         has the functions of 2.8.3; kernbench" in listed
     shown = CliRunner().invoke(command, [package], catch_exceptions=False).output.splitlines()
     assert [line for line in shown if line.startswith("  ")] == [
         "  vc scale_rows", "  -- strange", "  -- total", "  -- unknown.out", "  v- version", "  -- widened",
     ]  # fmt: skip
+
+
+def test_compiled_modules_of_functions_and_python_that_loads_libraries(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "kernbench_test_bound"
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "__init__.py").write_text("from . import loader\nimport kernbench_test_bound_cuda as cuda\n")
+    (folder / "loader.py").write_text(
+        "import os\nbuilding = os.environ['KERNBENCH_TEST_BUILDING']\ndef load(): raise OSError\n"
+    )
+    (tmp_path / "kernbench_test_bound_stand_in.py").write_text(
+        """
+import contextlib
+import os
+
+import torch
+
+from kernbench.compiled_operators import Operators
+from kernbench.stand_ins import StandIn
+
+operators = Operators("kernbench_test_bound", schemas=["doubled(Tensor x, Tensor! out) -> ()"])
+
+
+@operators.value
+def doubled(x, out):
+    out.copy_(2 * x)
+
+
+def twice(x):
+    out = torch.empty_like(x)
+    torch.ops.kernbench_test_bound.doubled(x, out)
+    return out
+
+
+NAMES = {"twice": twice}
+
+
+@contextlib.contextmanager
+def within(module):
+    os.environ["KERNBENCH_TEST_BUILDING"] = "1"
+    yield
+    del os.environ["KERNBENCH_TEST_BUILDING"]
+    module.load = lambda: "loaded"
+
+
+stand_in = StandIn(
+    "kernbench_test_bound", "1.0", bound={"kernbench_test_bound_cuda": "kernbench_test_bound_stand_in"},
+    around={"kernbench_test_bound.loader": "kernbench_test_bound_stand_in:within"},
+)
+"""
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with standing_in(["kernbench_test_bound_stand_in:stand_in"]):
+
+        def worker(rank: int) -> None:
+            package = importlib.import_module(name)
+            assert (package.loader.building, package.loader.load()) == ("1", "loaded")
+            assert package.cuda.twice(torch.ones(3, device="cuda")).tolist() == [2.0, 2.0, 2.0]
+
+        with kernbench.simulate("dgx_h100") as ctx:
+            ctx.multiprocessing.spawn(worker, nprocs=2)
+        listed = CliRunner().invoke(command, ["kernbench_test_bound_stand_in:stand_in"], catch_exceptions=False).output
+        assert "kernbench_test_bound_cuda: 1 functions\nkernbench_test_bound_cuda\n  twice\n" in listed
+    assert not [each for each in sys.modules if each in (name, f"{name}.loader", f"{name}_cuda")]
+
+
+def test_what_to_do_without_the_package_and_without_its_stand_in() -> None:
+    if importlib.util.find_spec("transformer_engine") is None:
+        words = r"pip install --no-deps transformer_engine onnxscript onnx onnx_ir ml_dtypes"
+        with pytest.raises(ConfigError, match=words), standing_in(["transformer_engine"]):
+            pass
+        error = ModuleNotFoundError("No module named 'transformer_engine'", name="transformer_engine")
+        assert "kernbench run --stand-in transformer_engine" in str(advice_for(error))
+    place = "/site-packages/transformer_engine/common/__init__.py"
+    with pytest.raises(RuntimeError) as failed:
+        exec(compile("raise RuntimeError('cudnn shared object not found.')", place, "exec"))
+    assert "--stand-in transformer_engine" in str(advice_for(failed.value))

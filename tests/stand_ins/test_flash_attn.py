@@ -16,7 +16,7 @@ import kernbench
 from kernbench.errors import ConfigError
 from kernbench.runtime_api.joining import variables_of
 from kernbench.stand_ins import TOLD, standing_in
-from kernbench.torch_backend.gpu.visible import NodeGpus
+from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus
 
 
 @pytest.fixture

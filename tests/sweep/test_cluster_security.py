@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from kernbench.sweep.cluster import connected
+from kernbench.sweep.workers import connected
 
 distributed = pytest.importorskip("distributed")
 

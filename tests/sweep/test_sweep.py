@@ -5,10 +5,13 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,8 @@ import kernbench
 from kernbench.cli import app
 from kernbench.errors import ConfigError
 from kernbench.sweep import Outcome, SweepResult, sweep
+from kernbench.sweep.journal import Journal, JournalWarning
+from kernbench.sweep.runner import StudyRunner
 
 PROGRAM = Path(__file__).with_name("program.py")
 AXES: dict[str, list[Any]] = {"system": ["sip8", "dgx_h100"], "world_size": [2, 4], "n": [8, 13, 64]}
@@ -78,6 +83,74 @@ def test_it_resumes_after_a_crash(serial: tuple[SweepResult, bytes], tmp_path: P
     assert sweep(described, output=output, jobs=0).ran == 0
     assert sweep(described, output=output, jobs=0, retry_failed=True).ran == 4
     assert sweep(described, output=output, jobs=0, resume=False).ran == 12
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """A point for which nothing has to be simulated."""
+
+    index: int
+    key: str
+    point: dict[str, Any]
+
+
+def outcome_of(key: str) -> Outcome:
+    return Outcome(0, key, "ok", {"n": 1})
+
+
+def write_journal(path: Path, *keys: str) -> list[str]:
+    journal = Journal(path)
+    with journal.opened(fresh=True):
+        for key in keys:
+            journal.add(outcome_of(key))
+    return path.read_text().splitlines(keepends=True)
+
+
+@pytest.mark.parametrize("damage", ["\0" * 40 + "\n", '{"index": 0, "key"\n', "{}\n", "[1]\n", '"text"\n'])
+def test_a_damaged_line_is_said_and_its_point_runs_again(tmp_path: Path, damage: str) -> None:
+    """Each point is known, or its line is said to be damaged, and it runs again: none is lost silently."""
+    path = tmp_path / "journal.jsonl"
+    lines = write_journal(path, "a", "b", "c")
+    path.write_text(lines[0] + damage + lines[2])
+    tasks = [Numbered(index, key, {"n": index}) for index, key in enumerate("abc")]
+    ran: list[str] = []
+
+    def run(task: Numbered) -> Outcome:
+        ran.append(task.key)
+        return outcome_of(task.key)
+
+    with pytest.warns(
+        JournalWarning, match=re.escape(f"{path}: line 2 is damaged: what it told of is run again")
+    ) as said:
+        points = StudyRunner(tmp_path, jobs=0).run(tasks, run, own_processes=False)
+    assert (ran, points.ran, len(said)) == (["b"], 1, 1)
+    assert [outcome.key for outcome in points.outcomes] == ["a", "b", "c"]
+    with warnings.catch_warnings():  # nothing is missing now
+        warnings.simplefilter("error")
+        assert StudyRunner(tmp_path, jobs=0).run(tasks, run, own_processes=False).ran == 0
+
+
+@pytest.mark.parametrize("cut", range(1, 60, 7))
+def test_a_last_line_that_a_crash_cut_off_is_no_damage(tmp_path: Path, cut: int) -> None:
+    path = tmp_path / "journal.jsonl"
+    lines = write_journal(path, "a", "b")
+    path.write_text(lines[0] + lines[1][:cut])
+    journal = Journal(path)
+    assert ([*journal.read()], journal.damaged) == (["a"], [])
+    with journal.opened(fresh=False):
+        journal.add(outcome_of("b"))
+    assert path.read_text().splitlines(keepends=True) == lines
+
+
+def test_a_last_line_that_lacks_its_end_alone_counts(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+    lines = write_journal(path, "a", "b")
+    path.write_text("".join(lines).rstrip())
+    journal = Journal(path)
+    assert [*journal.read()] == ["a", "b"]
+    with journal.opened(fresh=False):
+        journal.add(outcome_of("c"))
+    assert [*Journal(path).read()] == ["a", "b", "c"]
 
 
 def test_another_text_of_the_program_is_another_sweep(tmp_path: Path) -> None:

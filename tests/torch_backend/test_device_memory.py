@@ -23,8 +23,8 @@ import kernbench
 from kernbench.errors import ConfigError
 from kernbench.memory.limits import format_size
 from kernbench.memory.report import OutOfMemoryReport
-from kernbench.torch_backend.gpu.devices import bound_devices
-from kernbench.torch_backend.gpu.memory_names import record_memory_history
+from kernbench.torch_backend.gpu.device.devices import bound_devices
+from kernbench.torch_backend.gpu.memory.memory_names import record_memory_history
 from kernbench.trace import Timeline
 from kernbench.trace.memory_report import RankMemory, memory_lines, memory_of_ranks
 
@@ -105,7 +105,7 @@ def test_use_of_memory_to_the_byte(enable_data: bool) -> None:
             f"DistributedDataParallel.module.{layer}": 4 * PARAMETERS // 2 for layer in (0, 2)
         }
         assert each.peak_reserved == 4 * MIB  # two small segments of 2 MiB
-    assert len(lines) == 5
+    assert len(lines) == 9
     assert "NCCL buffers 224.00 MiB" in lines[-1]
 
 
@@ -363,7 +363,7 @@ def test_the_report_of_a_failure() -> None:
     }  # fmt: skip
     assert report.composition.total == report.allocated
     text = str(report)
-    assert text.splitlines()[0].startswith("out of memory on rank 0 in step 2: aten::mm at ")
+    assert text.splitlines()[0].startswith("out of memory on rank 0 in step 3: aten::mm at ")
     assert f"asked for 64.00 MiB, which takes 64.00 MiB; {report.room / MIB:.2f} MiB left of 190.73 MiB allowed" in text
     share = 1 - report.missing / (128 * MIB + 512)
     assert (

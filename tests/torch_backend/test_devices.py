@@ -14,7 +14,7 @@ import kernbench
 from kernbench.cost.gemm import gemm_time
 from kernbench.cost.work import Cost
 from kernbench.topology import resolve_topology
-from kernbench.torch_backend.gpu import versions
+from kernbench.torch_backend.gpu.device import software_versions
 from tests.torch_backend.conftest import Ranks
 
 FACTORIES = {
@@ -235,7 +235,7 @@ def test_the_runtime_that_torch_shows_to_programs() -> None:
             torch.cuda.check_error(again)
         assert runtime.cudaHostUnregister(host.data_ptr()) == runtime.cudaError.success
         assert not host.is_pinned()
-        assert torch.version.cuda == ".".join(map(str, versions.CUDA))  # whatever this torch was built for
+        assert torch.version.cuda == ".".join(map(str, software_versions.CUDA))  # whatever this torch was built for
         assert not torch.cuda.tunable.is_enabled()
 
 
@@ -257,7 +257,7 @@ def test_what_cudnn_takes_is_the_same_in_every_build(
 @pytest.mark.parametrize(("system", "backend"), [("dgx_h100", "cuda"), ("mi300x", "hip")])
 def test_the_cuda_of_a_build_is_the_gpus(system: str, backend: str) -> None:
     with kernbench.simulated_gpu(system):
-        assert torch.version.cuda == (".".join(map(str, versions.CUDA)) if backend == "cuda" else None)
+        assert torch.version.cuda == (".".join(map(str, software_versions.CUDA)) if backend == "cuda" else None)
 
 
 def test_operations_that_have_the_host_wait_warn_or_fail_as_asked() -> None:

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode, register_flop_formula
 
 import kernbench
 import kernbench.cost
-from kernbench.simulation.accounts import Account
+from kernbench.simulation.ranks.work_counts import Account
 from kernbench.torch_backend.operations.flop_formulas import formula_of
 
 WIDTH, HEADS, TOKENS, BATCH = 32, 4, 8, 2

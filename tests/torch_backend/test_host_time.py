@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, distribute_tensor
 
 import kernbench
-from kernbench.simulation.current import current_simulation
+from kernbench.simulation.active_simulation import current_simulation
 from kernbench.topology.system import HostSpec
 
 SPEC = HostSpec()

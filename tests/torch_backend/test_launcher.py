@@ -121,7 +121,7 @@ def test_bad_options(run: Run, options: tuple[str, ...], message: str) -> None:
     [
         ("pass", 0),
         ("sys.exit(0)", 0),
-        ("sys.exit(3)", 1),
+        ("sys.exit(3)", 3),
         ("raise ValueError('broken')", 1),
         ("os._exit if False else sys.exit('why')", 1),
     ],
@@ -134,6 +134,23 @@ def test_exit_codes(run: Run, ending: str, code: int) -> None:
     if "broken" in ending:
         assert "program.py" in result.output
         assert "ValueError: broken" in result.output
+
+
+@pytest.mark.parametrize("isolation", ["carrier", "process"])
+def test_a_program_that_explains_itself_and_exits_has_no_traceback(run: Run, isolation: str) -> None:
+    """As argparse does: its message, its exit code, and one line that names the rank."""
+    result = run(
+        "import argparse\nparser = argparse.ArgumentParser()\n"
+        "parser.add_argument('--size', required=True)\nparser.parse_args()\n",
+        "--nproc-per-node", "2", "--isolation", isolation,
+    )  # fmt: skip
+    assert result.exit_code == 2
+    assert "Traceback" not in result.output
+    assert re.search(r"^kernbench: failed: rank 0 \(exit code 2( at .*program\.py:4)?\)$", result.output, re.MULTILINE)
+    failed = "import sys, os\nif os.environ['RANK'] == '1':\n    sys.exit(2)\nraise ValueError('broken')\n"
+    mixed = run(failed, "--nproc-per-node", "2", "--isolation", isolation)
+    assert mixed.exit_code == 1
+    assert "ValueError: broken" in mixed.output
 
 
 def test_a_rank_that_fails_takes_the_others_with_it(run: Run) -> None:

@@ -11,7 +11,7 @@ import triton.language as tl
 
 import kernbench
 from kernbench.topology import resolve_topology
-from kernbench.torch_backend.gpu.mapped_memory import view_on_gpu
+from kernbench.torch_backend.gpu.memory.mapped_memory import view_on_gpu
 
 SYSTEM = "dgx_h100"
 

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import kernbench
-from kernbench.simulation.message_runs import SLOTS, slot_bytes
+from kernbench.simulation.matching.message_runs import SLOTS, slot_bytes
 from kernbench.topology import resolve_topology
 
 SMALL, LARGE = 256, (256 << 20) // 4

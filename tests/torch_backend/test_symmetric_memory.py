@@ -237,7 +237,7 @@ def test_timeouts_are_virtual(gpus: Simulate, call: Callable[[Any], Any], waits_
 
 def test_hosts_may_poll(gpus: Simulate, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that asks again and again what is in a word lets the one that will write it go on."""
-    monkeypatch.setattr("kernbench.simulation.polling._IDLE_POLLS", 50)
+    monkeypatch.setattr("kernbench.simulation.time.polling._IDLE_POLLS", 50)
 
     def body() -> int:
         _, handle = _meet()

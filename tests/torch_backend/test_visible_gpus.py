@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import kernbench
 from kernbench import simulated_gpu
-from kernbench.torch_backend.gpu.visible import VARIABLES, NodeGpus, uuid_of
+from kernbench.torch_backend.gpu.device.visible_devices import VARIABLES, NodeGpus, uuid_of
 
 BOTH = pytest.mark.parametrize("isolation", ["carrier", "process"])
 FIFTH = uuid_of("dgx_h100", 5)

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 import kernbench
-from kernbench.torch_backend.gpu import wide_products
+from kernbench.torch_backend.gpu.kernels import wide_products
 
 
 @pytest.fixture(params=(torch.bfloat16, torch.float16), ids=("bf16", "fp16"))

@@ -10,9 +10,9 @@ import pytest
 from click.testing import CliRunner
 
 import kernbench
-from benches import decode_attention, gpt_block, tp_mlp, tp_speed, train_gpt
-from benches.data import compose
-from benches.harness.scaling import Layout, Measurement, comparison
+from kernbench.benches import decode_attention, gpt_block, tp_mlp, tp_speed, train_gpt
+from kernbench.benches.data import compose
+from kernbench.benches.harness.scaling import Layout, Measurement, comparison
 
 MLP = tp_mlp.Plan(hidden=64, ffn=128, sequence=16, batch=2)
 

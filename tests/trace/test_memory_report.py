@@ -15,8 +15,8 @@ import pytest
 import kernbench
 from kernbench.html_report.page import read_page
 from kernbench.memory.limits import format_size
-from kernbench.simulation.locations import Location
-from kernbench.simulation.rank_spans import named
+from kernbench.simulation.ranks.locations import Location
+from kernbench.simulation.ranks.rank_spans import named
 from kernbench.trace.memory_report import notes_that_python_hides
 
 MIB = 1 << 20
@@ -55,7 +55,14 @@ def outputs(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> tuple
 def of_terminal(printed: str) -> list[dict[str, str]]:
     """The rows of the table of memory, by its heads."""
     lines = printed.splitlines()
-    at = next(number for number, line in enumerate(lines) if line.startswith("memory at each"))
+    return [
+        first | second
+        for first, second in zip(_table(lines, "memory at each"), _table(lines, "in use then"), strict=True)
+    ]
+
+
+def _table(lines: Sequence[str], heading: str) -> list[dict[str, str]]:
+    at = next(number for number, line in enumerate(lines) if line.startswith(heading))
     heads = lines[at + 1].split()
     rows = takewhile(lambda line: line.split()[0].isdigit(), lines[at + 2 :])
     return [dict(zip(heads, re.sub(r"(\d) ([KMG]iB)", r"\1_\2", row).split(), strict=False)) for row in rows]
@@ -84,6 +91,44 @@ def test_the_same_figures_wherever_they_are_shown(outputs: tuple[str, dict[str, 
     assert facts["allocated at most"] == (format_size(ALLOCATED), "memory of rank 0")
     assert facts["reserved at most"] == (format_size(RESERVED), "memory of rank 0")
     assert facts["the device must have"] == (format_size(device[0]), "memory of rank 0, of 79.10 GiB")
+
+
+SHAPES_OF_STEPS = """\
+import torch
+
+model = torch.nn.Linear(256, 256).cuda()
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(2):
+    model(torch.ones(64, 256, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+kept = torch.ones(8 << 20, device="cuda")
+small = torch.ones(16, device="cuda")
+"""
+
+
+def test_the_tables_fit_a_terminal_and_count_steps_alike(tmp_path: Path, warm_python: str) -> None:
+    """The peak is reached after two steps, in the third, by an allocation that is far smaller than what is in use."""
+    (tmp_path / "p.py").write_text(SHAPES_OF_STEPS)
+    command = [
+        warm_python,
+        "-m",
+        "kernbench",
+        "run",
+        "--system",
+        "dgx_h100",
+        "--no-data",
+        "--nproc-per-node",
+        "1",
+        "p.py",
+    ]
+    printed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=True).stdout
+    (row,) = of_terminal(printed.replace("reached at", "reached"))
+    assert (row["step"], row["reached"]) == ("3", "p.py:10")
+    assert re.search(r"^ +1 .*\n +2 ", printed, re.MULTILINE)
+    lines = printed.splitlines()
+    begin = next(number for number, line in enumerate(lines) if line.startswith("memory at each"))
+    assert max(map(len, lines[begin : begin + 6])) <= 80
 
 
 def test_limits_that_differ_say_whose_they_are(outputs: tuple[str, dict[str, Any], dict[str, Any]]) -> None:
@@ -160,7 +205,7 @@ def test_a_failure_shows_its_tables_once(arguments: list[str], tmp_path: Path, w
     command = [warm_python, "-m", "kernbench", "run", "--system", "dgx_h100", "--no-data", *arguments]
     ran = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert ran.returncode == 1
-    assert ran.stderr.count("out of memory on rank 0 in step 0: aten::empty.memory_format at fails.py:10 in fill") == 1
+    assert ran.stderr.count("out of memory on rank 0 in step 1: aten::empty.memory_format at fails.py:10 in fill") == 1
     for table in ("  in use for", "  from line", "  it would have fitted with any of"):
         assert (ran.stdout + ran.stderr).count(table) == 1
     assert ran.stdout.count("memory at each rank's peak") <= 1

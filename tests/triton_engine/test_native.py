@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from benches.kernels.dropout import dropout
-from benches.kernels.layer_norm import layer_norm
+from kernbench.benches.kernels.dropout import dropout
+from kernbench.benches.kernels.layer_norm import layer_norm
 from kernbench.errors import ConfigError
 from kernbench.triton_engine import execute
 from kernbench.triton_engine.frontend import analysis

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import kernbench
-from benches.kernels.matmul import matmul
+from kernbench.benches.kernels.matmul import matmul
 from kernbench.triton_engine import threads
 from kernbench.triton_engine.ops.dot import contract, product
 

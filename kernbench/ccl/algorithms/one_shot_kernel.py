@@ -52,7 +52,7 @@ def one_shot_kernel(
 
 
 def run(call: Any) -> None:
-    """Launch this rank's kernel. ``call``: a :class:`kernbench.simulation.kernel_collectives.KernelCall`."""
+    """Launch this rank's kernel. ``call``: a :class:`kernbench.simulation.launches.kernel_collectives.KernelCall`."""
     one_shot_kernel[(triton.cdiv(call.count, BLOCK),)](
         call.inputs, call.outputs, call.signals, call.rank, call.count, call.epoch,
         DTYPE=call.dtype, WIDE=call.wide, OP=call.op, WORLD=call.world, BLOCK=BLOCK,

@@ -59,7 +59,7 @@ def two_shot_kernel(
 
 
 def run(call: Any) -> None:
-    """Launch this rank's kernel. ``call``: a :class:`kernbench.simulation.kernel_collectives.KernelCall`."""
+    """Launch this rank's kernel. ``call``: a :class:`kernbench.simulation.launches.kernel_collectives.KernelCall`."""
     two_shot_kernel[(triton.cdiv(call.count, call.world * BLOCK),)](
         call.inputs, call.outputs, call.signals, call.rank, call.count, call.epoch,
         DTYPE=call.dtype, WIDE=call.wide, OP=call.op, WORLD=call.world, BLOCK=BLOCK,

@@ -11,7 +11,7 @@ from kernbench.compiled_operators.moved import moving, taken_from
 from kernbench.compiled_operators.operators import Operators
 from kernbench.cost.by_values import CallOperands
 from kernbench.cost.work import StatedWork
-from kernbench.torch_backend.gpu.mapped_memory import view_on_gpu
+from kernbench.torch_backend.gpu.memory.mapped_memory import view_on_gpu
 
 Tensor = torch.Tensor
 

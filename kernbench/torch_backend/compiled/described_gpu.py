@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from kernbench.torch_backend.gpu import cuda_names, streams
-from kernbench.torch_backend.gpu.devices import allocate, bound_devices
+from kernbench.torch_backend.gpu.device import streams
+from kernbench.torch_backend.gpu.device.devices import allocate, bound_devices
+from kernbench.torch_backend.gpu.names import cuda_names
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 from kernbench.version import __version__

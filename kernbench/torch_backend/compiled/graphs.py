@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 
-from kernbench.simulation.hosts import Host
-from kernbench.torch_backend.compiled import written
-from kernbench.torch_backend.gpu.devices import bound_devices, current_device
-from kernbench.torch_backend.gpu.placement import block_of, is_described, wrapped_by
-from kernbench.torch_backend.gpu.rank_device import RankDevice
+from kernbench.simulation.ranks.hosts import Host
+from kernbench.torch_backend.compiled import unfused_graphs
+from kernbench.torch_backend.gpu.device.devices import bound_devices, current_device
+from kernbench.torch_backend.gpu.device.rank_device import RankDevice
+from kernbench.torch_backend.gpu.tensors.placement import block_of, is_described, wrapped_by
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -110,7 +110,7 @@ def _compile(mine: RankDevice, graph: Any, inputs: Sequence[Any], compile_: Call
             compiled = compile_()
         except Exception as error:
             mine.simulation.op_costs.unmodelled.say(_why_written(graph, error))
-            compiled = written.compile_(graph, inputs)
+            compiled = unfused_graphs.compile_(graph, inputs)
         finally:
             mine.compiling = outside
     return _PlacedGraph(graph, compiled, _relative(placement, main))

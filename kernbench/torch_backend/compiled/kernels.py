@@ -12,8 +12,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from kernbench.torch_backend.compiled.measuring import modelled_ms
-from kernbench.torch_backend.gpu.cuda_names import nothing
-from kernbench.torch_backend.gpu.devices import current_device
+from kernbench.torch_backend.gpu.device.devices import current_device
+from kernbench.torch_backend.gpu.names.cuda_names import nothing
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 from kernbench.triton_engine import get_target

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from kernbench.cost.work import Cost, ramp_of
-from kernbench.torch_backend.gpu.devices import bound_devices
+from kernbench.torch_backend.gpu.device.devices import bound_devices
 from kernbench.triton_engine.duration import estimate
 from kernbench.triton_engine.launching import sampled_launches
 

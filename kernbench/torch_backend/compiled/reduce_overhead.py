@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from kernbench.torch_backend.gpu.devices import bound_devices
-from kernbench.torch_backend.gpu.rank_device import RankDevice
+from kernbench.torch_backend.gpu.device.devices import bound_devices
+from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 

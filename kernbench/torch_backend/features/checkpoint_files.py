@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from kernbench.errors import KernbenchError
+from kernbench.simulation.memory.storages import NOTE, Stored
 from kernbench.simulation.simulation import Simulation
-from kernbench.simulation.storages import NOTE, Stored
 from kernbench.torch_backend.hollow.shapes import Described, allocate
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance

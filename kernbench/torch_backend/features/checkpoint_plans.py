@@ -1,7 +1,7 @@
 """Distributed checkpoints of a job not all of whose ranks are run: planned for all, written by those that run.
 
 The coordinator gathers a plan from every rank, and of an absent one gets a copy of its representative's
-(:mod:`kernbench.simulation.folding`). What the absent one would plan follows from where its shards are: its coordinate in the
+(:mod:`.folding`). What the absent one would plan follows from where its shards are: its coordinate in the
 mesh of each DTensor. The same holds for what it would have written. What a rank that runs has too (replicas, objects) is
 planned for that one, which is there to write it; the files of absent ranks are named in the metadata, and are not there.
 
@@ -20,10 +20,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from kernbench.simulation.folding import Folding
-from kernbench.simulation.locations import user_location
+from kernbench.simulation.ranks.folding import Folding
+from kernbench.simulation.ranks.locations import user_location
 from kernbench.simulation.simulation import Simulation
-from kernbench.torch_backend.gpu.devices import bound_devices
+from kernbench.torch_backend.gpu.device.devices import bound_devices
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -79,7 +79,7 @@ class AbsentPlans:
     def gathered(self, rank: int, members: Sequence[int], found: list[Any]) -> list[Any]:
         """What the coordinator ``rank`` has gathered of ``members``, with what those would have given that are not run.
 
-        Raises :class:`~kernbench.simulation.folding.StandInNeededError` if that does not follow from the shards.
+        Raises :class:`~kernbench.simulation.ranks.folding.StandInNeededError` if that does not follow from the shards.
         """
         runs = self._folding.runs
         live = {

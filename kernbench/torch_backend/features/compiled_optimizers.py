@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from kernbench.torch_backend.gpu.devices import bound_devices, current_device
+from kernbench.torch_backend.gpu.device.devices import bound_devices, current_device
 from kernbench.torch_backend.operations.recorder import open_recorder
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance

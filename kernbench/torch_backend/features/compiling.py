@@ -15,8 +15,8 @@ from pkgutil import iter_modules
 from typing import Any
 
 from kernbench.sim_engine import Condition
-from kernbench.torch_backend.gpu.devices import current_device
-from kernbench.torch_backend.gpu.rank_device import RankDevice
+from kernbench.torch_backend.gpu.device.devices import current_device
+from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.hollow.assumed_numbers import as_plain_numbers
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
@@ -25,7 +25,7 @@ MODULE = "torch._dynamo"
 
 _PACKAGE, _FOLDER = __name__.partition(".")[0], Path(__file__).parents[2]
 
-_TRACED = frozenset({"programs", "stand_ins", "testing", "tp"})
+_TRACED = frozenset({"benches", "programs", "stand_ins", "testing", "tp"})
 """Parts of kernbench that are programs of ranks, or called by them as other packages are. All others run below them."""
 
 _LIMITS = ("recompile_limit", "accumulated_recompile_limit")

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 
 from kernbench.errors import KernbenchError
-from kernbench.torch_backend.gpu import fused_attention
-from kernbench.torch_backend.gpu.devices import current_rank
+from kernbench.torch_backend.gpu.device.devices import current_rank
+from kernbench.torch_backend.gpu.kernels import fused_attention
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kernbench.torch_backend.gpu.devices import current_rank
+from kernbench.torch_backend.gpu.device.devices import current_rank
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from kernbench.torch_backend.gpu.devices import current_device, current_index
+from kernbench.torch_backend.gpu.device.devices import current_device, current_index
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 

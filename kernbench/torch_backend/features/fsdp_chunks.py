@@ -12,7 +12,7 @@ from typing import Any, overload
 
 import torch
 
-from kernbench.torch_backend.gpu.placement import PLAIN
+from kernbench.torch_backend.gpu.tensors.placement import PLAIN
 from kernbench.torch_backend.modes import plain_torch
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance

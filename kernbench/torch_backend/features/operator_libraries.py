@@ -5,7 +5,7 @@ PyTorch's registry is the process's. Ranks that execute the same program define 
 calls into freed memory. So of equal definitions by several ranks the first is made, and the implementations are called by who
 calls: each rank runs its own. A definition with another schema is refused as by torch, and so is a second one by the same rank.
 
-Of torch's own operators a program may replace the kernels for CUDA (:mod:`~kernbench.torch_backend.gpu.overridden`).
+Of torch's own operators a program may replace the kernels for CUDA (:mod:`.program_kernels`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 import torch.library
 from torch._library import custom_ops, fake_impl
 
-from kernbench.torch_backend.gpu import overridden
+from kernbench.torch_backend.gpu.kernels import program_kernels
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.rank_state.module_globals import ModuleGlobals
 from kernbench.torch_backend.relies_on import Reliance
@@ -142,7 +142,7 @@ class _OverridingLibrary:
 
     def impl(self, name: str, key: str, function: Any, with_keyset: bool = False) -> Any:
         operator = f"{self._namespace}::{name.rpartition('::')[2]}"
-        known = overridden.overload(operator) is not None
+        known = program_kernels.overload(operator) is not None
         if key not in _ON_GPUS or not known or function is torch.library.fallthrough_kernel:
             return self._made.impl(name, key, function, with_keyset)
         if key != "CUDA":
@@ -150,7 +150,7 @@ class _OverridingLibrary:
             return self._made.impl(name, key, function, with_keyset)
         if with_keyset:
             function = functools.partial(function, torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA))
-        overridden.override(operator, self._rank, function)
+        program_kernels.override(operator, self._rank, function)
         self._own.append((operator, function))
         _compose(operator, self._whose)
         return None
@@ -158,7 +158,7 @@ class _OverridingLibrary:
     def reset(self) -> None:
         """The rank uses it no more."""
         for operator, function in self._own:
-            overridden.restore(operator, self._rank, function)
+            program_kernels.restore(operator, self._rank, function)
         self._own.clear()
         self._made.reset()
 
@@ -176,17 +176,17 @@ def _compose(operator: str, whose: Whose) -> None:
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     if operator in _composed or has_kernel(operator, "CPU") or not has_kernel(operator, "CompositeImplicitAutograd"):
         return
-    stock = overridden.overload(operator)
+    stock = program_kernels.overload(operator)
     library = _composed[operator] = torch.library.Library(operator.partition("::")[0], "IMPL")
-    library.impl(stock, overridden.composed(operator, stock, whose), "AutogradCPU")
+    library.impl(stock, program_kernels.composed(operator, stock, whose), "AutogradCPU")
 
 
 def _decompose(operator: str) -> None:
-    if operator in _composed and not overridden.is_overridden(operator):
+    if operator in _composed and not program_kernels.is_overridden(operator):
         _composed.pop(operator)._destroy()
 
 
-overridden.tell(_decompose)
+program_kernels.tell(_decompose)
 
 
 def _by_rank(known: dict[int, Callable[..., Any]], whose: Whose, first: Callable[..., Any]) -> Callable[..., Any]:

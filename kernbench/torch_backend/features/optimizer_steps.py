@@ -19,8 +19,8 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from kernbench.simulation.ranks.training_steps import Steps
 from kernbench.simulation.simulation import Simulation
-from kernbench.simulation.steps import Steps
 from kernbench.torch_backend.patches import Patches
 
 _made: Any = Optimizer.__init__

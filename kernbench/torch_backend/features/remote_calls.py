@@ -17,8 +17,8 @@ from typing import Any
 import torch.distributed as dist
 
 from kernbench.errors import KernbenchError
-from kernbench.simulation.hosts import Host
-from kernbench.torch_backend.gpu.devices import bound_devices
+from kernbench.simulation.ranks.hosts import Host
+from kernbench.torch_backend.gpu.device.devices import bound_devices
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 

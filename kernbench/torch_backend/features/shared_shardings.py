@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from kernbench.topology import Topology
-from kernbench.torch_backend.gpu.devices import current_device
+from kernbench.torch_backend.gpu.device.devices import current_device
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 

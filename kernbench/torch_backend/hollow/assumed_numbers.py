@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
-from kernbench.simulation.assumptions import LOST, MARK, STEERED
-from kernbench.simulation.current import current_simulation
-from kernbench.simulation.locations import callers_location, is_pythons, is_simulators
+from kernbench.own_files import is_own
+from kernbench.simulation.active_simulation import current_simulation
+from kernbench.simulation.ranks.locations import callers_location, is_pythons
+from kernbench.simulation.values.assumptions import LOST, MARK, STEERED
 from kernbench.torch_backend.hollow import numbers_in_tensors
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -64,7 +65,7 @@ def _ends_mark(base: Any, name: str) -> Callable[..., Any]:
 
     def method(self: Any, *others: Any) -> Any:
         frame = sys._getframe(1)
-        if not is_simulators(frame.f_code.co_filename):
+        if not is_own(frame.f_code.co_filename):
             note(LOST, entry, frame)
         return plain(self, *others)
 
@@ -88,7 +89,7 @@ def _steers(base: Any, name: str) -> Callable[..., Any]:
     def method(self: Any, *others: Any) -> Any:
         answer, frame = plain(self, *others), sys._getframe(1)
         filename = frame.f_code.co_filename
-        if answer is not NotImplemented and not is_simulators(filename) and not is_pythons(filename):
+        if answer is not NotImplemented and not is_own(filename) and not is_pythons(filename):
             note(STEERED, sign, frame, repr(answer))
         return answer
 

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 
 from kernbench.errors import KernbenchError
-from kernbench.simulation import known
-from kernbench.simulation.assumptions import default_stand_in, fill
+from kernbench.simulation.memory.storages import NOTE, SMALL_BYTES, Block
+from kernbench.simulation.memory.tensor_queries import listed_tensors
 from kernbench.simulation.simulation import Simulation
-from kernbench.simulation.storages import NOTE, SMALL_BYTES, Block
-from kernbench.simulation.tensors import listed_tensors
-from kernbench.torch_backend.gpu.placement import PLAIN
-from kernbench.torch_backend.gpu.rank_device import RankDevice
-from kernbench.torch_backend.hollow.looks import as_stated
-from kernbench.torch_backend.hollow.selections import selected
+from kernbench.simulation.values import known_values
+from kernbench.simulation.values.assumptions import default_stand_in, fill
+from kernbench.torch_backend.gpu.device.rank_device import RankDevice
+from kernbench.torch_backend.gpu.tensors.placement import PLAIN
+from kernbench.torch_backend.hollow.data_dependent_shapes import selected
+from kernbench.torch_backend.hollow.host_looks import as_stated
 from kernbench.torch_backend.hollow.shapes import Described, UnknownShapeError, allocate, described, made_on_host
 from kernbench.torch_backend.hollow.stand_ins import assume, element_of, has_rule, keeps_to_stand_ins, places, stored_of
 from kernbench.torch_backend.hollow.whole_numbers import filled, fills_whole, gives_whole, keep_whole, stay_whole
@@ -100,7 +100,7 @@ class Survey:
             else:
                 if stored.hollow:
                     self.hollow = True
-                if stored.stand_in is not None and (stored.missing is None or known.is_unknown(stored, value)):
+                if stored.stand_in is not None and (stored.missing is None or known_values.is_unknown(stored, value)):
                     self.unknown = True
                 if type(stored) is Block:
                     self.on_gpu = True
@@ -194,6 +194,38 @@ class HollowValues:
                 device.on_device(tensor, wanted)
         return made
 
+    def stays_unknown(self, call: OperatorCall) -> bool:
+        """See :class:`~kernbench.torch_backend.operations.computing.Executor`: so is what has a point, is large and is on a
+        GPU, and what is new and made of that. A graph then keeps none of the call's tensors, whose memory is free for what
+        comes after it, as on a GPU."""
+        operator, kwargs = call.operator, call.kwargs or {}
+        moves = call.device.moving or (operator.kind == TRANSFER and (kwargs.get("device") or operator.writes))
+        if operator.draws or moves or call.device.host.order is not None:
+            return False
+        given = listed_tensors((*call.args, *kwargs.values()))
+        if not any(type(stored_of(each)) is Block for each in given):
+            return False
+        if not all(map(self._is_large, (*operator.written(call.args, kwargs), *operator.written_unsaid(call.args)))):
+            return False
+        made, follows = listed_tensors((call.result,)), any(map(self._stays_unknown, given))
+        if not all(self._is_large(each) or (follows and _is_assumed(each)) for each in made):
+            return False
+        for each in made:
+            self._storages.note(each).stays_unknown = True
+        return True
+
+    def _is_large(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor on a GPU has more numbers with a point than are ever known."""
+        if type(tensor) not in PLAIN or tensor.dtype in known_values.WHOLE:
+            return False
+        return _storage(tensor).nbytes() > self._storages.most_bytes
+
+    def _stays_unknown(self, tensor: torch.Tensor) -> bool:
+        stored = stored_of(tensor)
+        if stored is None:
+            return False
+        return self._is_large(tensor) or (stored.stays_unknown and stored.stand_in is not None)
+
     def marks_plainly(self, call: OperatorCall) -> bool:
         """Whether of what a call that was not computed has written nothing is known now, whatever is of its other arguments."""
         operator = call.operator
@@ -219,7 +251,7 @@ class HollowValues:
         made = []
         for each in results:
             stored = stored_of(each)
-            if type(stored) is not Block or not stored.hollow or each.dtype in known.WHOLE:
+            if type(stored) is not Block or not stored.hollow or each.dtype in known_values.WHOLE:
                 return []  # it was computed, or something else may be assumed of it
             made.append((Described(tuple(each.shape), tuple(each.stride()), each.dtype), stored.stand_in))
         return made
@@ -277,7 +309,7 @@ class HollowValues:
         elif on_gpu and value is None:
             return tensor  # as all that is large and on a GPU
         note = self._storages.note(tensor)
-        if operator.allocates and (small or what.dtype in known.WHOLE):
+        if operator.allocates and (small or what.dtype in known_values.WHOLE):
             note.missing = ((0, _storage(tensor).nbytes()),)
         note.hollow = not small
         note.stand_in = (0.0 if value is None else value) if small else value
@@ -331,7 +363,7 @@ class HollowValues:
             if operator.writes_all and not any(
                 stored is not None and stored.unknown for stored in map(stored_of, listed_tensors(args[1:]))
             ):
-                known.write(self._storages, targets[:1])
+                known_values.write(self._storages, targets[:1])
                 return
             for tensor in listed_tensors((*targets, *(result if isinstance(result, list | tuple) else (result,)))):
                 note = self._storages.note(tensor)
@@ -371,6 +403,14 @@ class HollowValues:
             name = {"_local_scalar_dense": "item", "is_nonzero": "bool"}.get(operator.name, operator.name)
             self._assumptions.told(name, device.host.rank, answer, stated=by_itself)
         return answer
+
+
+def _is_assumed(tensor: torch.Tensor) -> bool:
+    """Whether nothing of a tensor's numbers is known, or there are none."""
+    stored = stored_of(tensor)
+    if not tensor.numel():
+        return True
+    return stored is not None and stored.stand_in is not None and stored.missing is None
 
 
 def _is_hollow(tensor: torch.Tensor) -> bool:

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from kernbench.simulation.current import current_simulation
-from kernbench.simulation.tensors import listed_tensors
-from kernbench.torch_backend.gpu.placement import is_described, stored_in
+from kernbench.simulation.active_simulation import current_simulation
+from kernbench.simulation.memory.tensor_queries import listed_tensors
+from kernbench.torch_backend.gpu.tensors.placement import is_described, stored_in
 
 _TAKE_SIZES = frozenset({
     "view", "reshape", "repeat", "expand", "new_zeros", "new_ones", "new_empty", "split", "split_with_sizes", "tile",

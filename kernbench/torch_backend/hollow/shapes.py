@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import torch
 
 from kernbench.errors import KernbenchError
-from kernbench.simulation.storages import SMALL_BYTES
-from kernbench.torch_backend.gpu.host_memory import refused
+from kernbench.simulation.memory.storages import SMALL_BYTES
+from kernbench.torch_backend.gpu.memory.host_memory import refused
 from kernbench.torch_backend.relies_on import Reliance
 
 RELIES_ON = (

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from torch.jit import _builtins, _recursive
 
-from kernbench.simulation.assumptions import LOST
-from kernbench.simulation.locations import is_simulators
-from kernbench.torch_backend.gpu.functions import knows_wrapped
+from kernbench.simulation.ranks.locations import is_own
+from kernbench.simulation.values.assumptions import LOST
+from kernbench.torch_backend.gpu.names.torch_functions import knows_wrapped
 from kernbench.torch_backend.hollow.assumed_numbers import formatted, holds_marked, note
 from kernbench.torch_backend.hollow.numbers_in_tensors import assumed
 from kernbench.torch_backend.patches import Patches
@@ -81,7 +81,7 @@ def _writes(stock: Callable[..., Any], entry: str) -> Callable[..., Any]:
     def writes(*args: Any, **kwargs: Any) -> Any:
         if holds_marked(args):
             frame = sys._getframe(1)
-            if frame.f_code.co_name not in also and not is_simulators(frame.f_code.co_filename):
+            if frame.f_code.co_name not in also and not is_own(frame.f_code.co_filename):
                 note(LOST, entry, frame)
         return stock(*args, **kwargs)
 

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from kernbench.simulation import known
-from kernbench.simulation.assumptions import default_stand_in
-from kernbench.simulation.storages import NOTE, StorageTable, Stored
-from kernbench.simulation.tensors import plain, storage_of
-from kernbench.torch_backend.gpu.placement import PLAIN, wrapped_by
+from kernbench.simulation.memory.storages import NOTE, StorageTable, Stored
+from kernbench.simulation.memory.tensor_queries import plain, storage_of
+from kernbench.simulation.values import known_values
+from kernbench.simulation.values.assumptions import default_stand_in
+from kernbench.torch_backend.gpu.tensors.placement import PLAIN, wrapped_by
 
 
 def stored_of(tensor: torch.Tensor) -> Stored | None:
@@ -38,7 +38,7 @@ def is_unknown(tensor: torch.Tensor) -> bool:
     stored = stored_of(tensor)
     if stored is None and type(tensor) not in PLAIN:
         return any(map(is_unknown, wrapped_by(tensor)))
-    return stored is not None and known.is_unknown(stored, tensor)
+    return stored is not None and known_values.is_unknown(stored, tensor)
 
 
 def stand_in_of(tensor: torch.Tensor) -> float | None:

@@ -1,4 +1,4 @@
-"""Operations on many whole numbers that are known (:mod:`kernbench.simulation.known`): which are computed, what stays known.
+"""Operations on many whole numbers that are known (:mod:`.known_values`): which are computed, what stays known.
 
 They are computed if they give no more elements than they are given: then known values are never more than the host has made.
 """
@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from kernbench.simulation import known
-from kernbench.simulation.storages import StorageTable
-from kernbench.simulation.tensors import listed_tensors, storage_of
-from kernbench.torch_backend.gpu.rank_device import RankDevice
+from kernbench.simulation.memory.storages import StorageTable
+from kernbench.simulation.memory.tensor_queries import listed_tensors, storage_of
+from kernbench.simulation.values import known_values
+from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.hollow.shapes import Described
 from kernbench.torch_backend.hollow.stand_ins import is_unknown, stored_of
 
@@ -21,7 +21,7 @@ from kernbench.torch_backend.hollow.stand_ins import is_unknown, stored_of
 def stay_whole(device: RankDevice, tensors: Sequence[torch.Tensor]) -> bool:
     """Whether an operation on a GPU, or a copy to it, of tensors that have bytes is of whole numbers alone, and these are not
     weights that a module takes there."""
-    return bool(tensors) and not _moves_weights(device) and known.are_whole(tensors)
+    return bool(tensors) and not _moves_weights(device) and known_values.are_whole(tensors)
 
 
 def _moves_weights(device: RankDevice) -> bool:
@@ -35,10 +35,10 @@ def _elements(tensors: Sequence[torch.Tensor]) -> int:
 
 def gives_whole(made: Sequence[Described], tensors: Sequence[torch.Tensor]) -> bool:
     """Whether what is made of tensors is whole numbers, no more than they have."""
-    if not known.are_whole(tensors):
+    if not known_values.are_whole(tensors):
         return False
     most = _elements(tensors)
-    return all(each.dtype in known.WHOLE and each.numel <= most for each in made)
+    return all(each.dtype in known_values.WHOLE and each.numel <= most for each in made)
 
 
 def keep_whole(device: RankDevice, result: Any, tensors: Sequence[torch.Tensor]) -> None:
@@ -47,8 +47,8 @@ def keep_whole(device: RankDevice, result: Any, tensors: Sequence[torch.Tensor])
     for each in (result,) if isinstance(result, torch.Tensor) else listed_tensors((result,)):
         if each.layout is not torch.strided or each.nbytes <= storages.most_bytes or _moves_weights(device):
             continue
-        if known.are_whole(tensors) and each.numel() <= _elements(tensors):
-            known.keep(storages, each)
+        if known_values.are_whole(tensors) and each.numel() <= _elements(tensors):
+            known_values.keep(storages, each)
 
 
 def fills_whole(storages: StorageTable, target: torch.Tensor, source: Any) -> bool:
@@ -56,14 +56,14 @@ def fills_whole(storages: StorageTable, target: torch.Tensor, source: Any) -> bo
     if (
         not isinstance(source, torch.Tensor)
         or source.numel() != target.numel()
-        or not known.are_whole((target, source))
+        or not known_values.are_whole((target, source))
     ):
         return False
     stored = stored_of(source)
-    return (stored is None or not stored.hollow) and known.can_hold(storages, (target,))
+    return (stored is None or not stored.hollow) and known_values.can_hold(storages, (target,))
 
 
 def filled(storages: StorageTable, target: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
     """``target``, which has been given them."""
-    known.write(storages, (target,), unknown=is_unknown(source))
+    known_values.write(storages, (target,), unknown=is_unknown(source))
     return target

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from kernbench.cost.work import Cost
-from kernbench.torch_backend.gpu.rank_device import RankDevice
+from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.operations.operators import TorchOperator
 
 

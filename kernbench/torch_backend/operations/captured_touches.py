@@ -11,8 +11,8 @@ from typing import NamedTuple
 import torch
 
 from kernbench.order import ByteRegion, MemoryAccess, RankOrder, Shadow, Undefined
-from kernbench.simulation.hosts import Host
-from kernbench.simulation.shadows import escapes, region_in, shadow_of, touch
+from kernbench.simulation.order.shadow_memory import escapes, region_in, shadow_of, touch
+from kernbench.simulation.ranks.hosts import Host
 
 
 class _TouchedPart(NamedTuple):

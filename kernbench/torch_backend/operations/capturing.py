@@ -8,10 +8,10 @@ from typing import Any
 
 import torch
 
-from kernbench.simulation.hosts import Host
-from kernbench.simulation.tensors import listed_tensors
-from kernbench.torch_backend.gpu.generators import home_of
-from kernbench.torch_backend.gpu.placement import block_of
+from kernbench.simulation.memory.tensor_queries import listed_tensors
+from kernbench.simulation.ranks.hosts import Host
+from kernbench.torch_backend.gpu.device.generators import home_of
+from kernbench.torch_backend.gpu.tensors.placement import block_of
 from kernbench.torch_backend.operations.calls import OperatorCall
 
 

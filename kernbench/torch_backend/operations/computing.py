@@ -6,9 +6,9 @@ from typing import Any, Protocol
 
 import torch
 
-from kernbench.torch_backend.gpu.generators import home_of
-from kernbench.torch_backend.gpu.placement import block_of
-from kernbench.torch_backend.gpu.rank_device import RankDevice
+from kernbench.torch_backend.gpu.device.generators import home_of
+from kernbench.torch_backend.gpu.device.rank_device import RankDevice
+from kernbench.torch_backend.gpu.tensors.placement import block_of
 from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.operations.operators import TorchOperator
 
@@ -22,6 +22,9 @@ class Executor(Protocol):
     def compute(self, call: OperatorCall) -> Any:
         """The result of a call."""
 
+    def stays_unknown(self, call: OperatorCall) -> bool:
+        """Whether nothing is ever known of the values that a call gives or writes, however often it is repeated."""
+
 
 class ComputedValues:
     """Computes operations.
@@ -34,6 +37,11 @@ class ComputedValues:
 
     def __init__(self, *, widens: bool) -> None:
         self._widens = widens
+
+    @staticmethod
+    def stays_unknown(call: OperatorCall) -> bool:
+        """See :class:`Executor`."""
+        return False
 
     def compute(self, call: OperatorCall) -> Any:
         """See :class:`Executor`."""

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from kernbench.simulation.listening import Listener
-from kernbench.simulation.tensors import poison, storage_of
+from kernbench.simulation.memory.tensor_queries import poison, storage_of
+from kernbench.simulation.ranks.listeners import Listener
 from kernbench.torch_backend.operations.calls import OperatorCall
 
 _EVERY_BYTE = {"0xAA": 0xAA}

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map_only
 from kernbench.cost.flops import Counted, counted_format, counted_work
 from kernbench.cost.op_estimates import OpCosts, is_matrix_operation
 from kernbench.cost.work import Cost
-from kernbench.simulation.accounts import Account
+from kernbench.simulation.ranks.work_counts import Account
 from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.operations.flop_formulas import formula_of
 from kernbench.torch_backend.relies_on import Reliance
@@ -116,9 +116,13 @@ class FlopCounts:
             (call.args, call.kwargs or {}, call.result),
         )  # fmt: skip
         try:
-            return counted_format(name, given), int(formula(*bare_args, **bare_kwargs, out_val=bare_result))
+            return self._format(call, given), int(formula(*bare_args, **bare_kwargs, out_val=bare_result))
         except Exception:  # one that needs values, or does not know these shapes
             return counted_work(self._costs, name, given, made)
+
+    def _format(self, call: OperatorCall, given: Any) -> str:
+        fmt = counted_format(call.operator.name, given)
+        return "tf32" if fmt == "fp32" and call.operator.is_flagged(call.args, call.kwargs) else fmt
 
     def _repeating(self) -> bool:
         """Whether what runs now repeats forward work."""

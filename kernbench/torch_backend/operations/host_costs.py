@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kernbench.simulation.tensors import listed_tensors
+from kernbench.simulation.memory.tensor_queries import listed_tensors
 from kernbench.topology.system import HostSpec
 from kernbench.torch_backend.relies_on import Reliance
 

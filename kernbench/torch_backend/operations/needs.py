@@ -8,8 +8,8 @@ from typing import Any
 
 from kernbench.cost.operands import Operand
 from kernbench.cost.operators import Operator
-from kernbench.simulation.hosts import Host
-from kernbench.simulation.storages import DeviceMemory
+from kernbench.simulation.memory.storages import DeviceMemory
+from kernbench.simulation.ranks.hosts import Host
 from kernbench.topology.device import DeviceSpec
 
 Needs = tuple[str, Sequence[int]]

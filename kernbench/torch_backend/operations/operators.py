@@ -13,14 +13,20 @@ from typing import Any, NamedTuple
 import torch
 
 from kernbench.cost.op_estimates import is_matrix_operation
-from kernbench.cost.operators import Kind, Operator, find
-from kernbench.simulation.tensors import listed_tensors
-from kernbench.torch_backend.gpu.generators import draws
-from kernbench.torch_backend.gpu.missing_kernels import kernel_of
-from kernbench.torch_backend.gpu.overridden import dispatches_to_gpu, is_overridden, kernel_for, overload, tell
-from kernbench.torch_backend.gpu.scaled_products import refusal_of
-from kernbench.torch_backend.gpu.unwritten import marking
-from kernbench.torch_backend.gpu.wide_products import widened
+from kernbench.cost.operators import Kind, Model, Operator, find
+from kernbench.simulation.memory.tensor_queries import listed_tensors
+from kernbench.torch_backend.gpu.device.generators import draws
+from kernbench.torch_backend.gpu.kernels.missing_kernels import kernel_of
+from kernbench.torch_backend.gpu.kernels.program_kernels import (
+    dispatches_to_gpu,
+    is_overridden,
+    kernel_for,
+    overload,
+    tell,
+)
+from kernbench.torch_backend.gpu.kernels.scaled_products import refusal_of
+from kernbench.torch_backend.gpu.kernels.wide_products import widened
+from kernbench.torch_backend.gpu.memory.unwritten_parameters import marking
 from kernbench.torch_backend.operations import semantics
 from kernbench.torch_backend.operations.flop_formulas import formula_of
 from kernbench.torch_backend.operations.library_operators import TABLE
@@ -44,6 +50,7 @@ RELIES_ON = (
     Reliance("torch._ops.OpOverload", "other callables are no operations of one kind, and have no schema", has=("name",)),
     Reliance("torch._ops.HigherOrderOperator", "its functions of Python are found by dispatch key", has=("name", "py_impl"),
              holds=lambda kind: hasattr(torch.ops.higher_order.cond, "py_kernels")),
+    Reliance("torch._C", "torch.backends asks it what products of fp32 are computed in", has=("_get_fp32_precision_getter",)),
     Reliance("torch._C", "a custom operator goes on below autograd, to the kernel of the GPU where it has one", has=(
         "DispatchKey", "DispatchKeySet", "_dispatch_keys", "_after_ADInplaceOrView_keyset",
         "_dispatch_has_kernel_for_dispatch_key",
@@ -150,6 +157,8 @@ class TorchOperator:
         row: of the table of costs, if it says that kernels need memory besides operands and results; None otherwise.
         flag: the argument that changes what it costs, and the value that does; None if it has none.
         copies: it copies one tensor.
+        rounds: says whether a product of fp32 may be computed in TF32, as the program has set it; None for other operators.
+        beside: what its cost depends on beside shapes and numbers, from its arguments; None: nothing.
         draws: it draws random numbers.
         check: raises if CUDA refuses it with given arguments; None for what it never refuses.
         wide: computes a product in 32 bits where the CPU is slow at less; None for what is no product.
@@ -185,6 +194,8 @@ class TorchOperator:
         self.inner = self.title.partition(".")[0] in semantics.INNER
         self.wide = widened(func)
         self.copies = self.title.partition(".")[0] in semantics.COPIES
+        self.rounds: Callable[[], bool] | None = None
+        self.beside: Callable[[Any], list[Any]] | None = _strides if self.copies else None
         self.multiplies = self.allocates = self.host_reads = False
         self.row: Operator | None = None
         self.check: Callable[[int, Any], None] | None = None
@@ -232,6 +243,9 @@ class TorchOperator:
         if self.kind == CUSTOM or matrix:
             flags = [(place, semantics.FLAGS[place.name]) for place, _ in arguments if place.name in semantics.FLAGS]
             self.flag = flags[-1] if flags else None
+        if (row := find(self.name)) is not None and row.model is Model.PRODUCT:
+            self.rounds = rounds = _convolutions_round if semantics.CONVOLVES in self.name else _products_round
+            self.beside = lambda args: [rounds()] if any(is_wide(each) for each in args) else []
         self.writes = tuple([place for place, _ in written])
         self.unreturned = tuple([
             place for place, each in written if not returned.intersection(each.alias_info.before_set)
@@ -262,9 +276,10 @@ class TorchOperator:
         return self.check is not None and any(each.dtype.itemsize == 1 for each in inputs)
 
     def is_flagged(self, args: Any, kwargs: Any) -> bool:
-        """Whether an attention has to skip what comes later, or a product to keep its sums in 32 bits."""
+        """Whether an attention has to skip what comes later, a product in eight bits to keep its sums in 32 bits, or one of
+        fp32 may be computed in TF32."""
         if self.flag is None:
-            return False
+            return self.rounds is not None and any(is_wide(each) for each in args) and self.rounds()
         (at, name), value = self.flag
         return bool((kwargs or {}).get(name, args[at] if at < len(args) else False)) is value
 
@@ -328,6 +343,26 @@ class TorchOperator:
         if on_gpu and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CUDA"):
             keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
         return func.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, *args, **kwargs)
+
+
+def is_wide(value: Any) -> bool:
+    """Whether it is a tensor of fp32."""
+    return isinstance(value, torch.Tensor) and value.dtype is torch.float32
+
+
+def _strides(args: Any) -> list[Any]:
+    return [each.stride() for each in args if isinstance(each, torch.Tensor)]
+
+
+_precision: Any = torch._C._get_fp32_precision_getter
+
+
+def _products_round() -> bool:
+    return bool(_precision("cuda", "matmul") == "tf32")
+
+
+def _convolutions_round() -> bool:
+    return bool(_precision("cuda", "conv") == "tf32")
 
 
 class _RowByOperator(dict[Any, TorchOperator]):

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 
 from kernbench.order import ByteRegion, MemoryAccess, RankOrder, Undefined
-from kernbench.simulation.listening import Listener
-from kernbench.simulation.shadows import allocated, escapes, region_in, shadow_of, touch
-from kernbench.simulation.tensors import listed_tensors
-from kernbench.simulation.weak_memory import OlderView, as_before, older_of, writes_of, written_anew
-from kernbench.torch_backend.gpu.pinning import is_pinned
-from kernbench.torch_backend.gpu.placement import block_of
-from kernbench.torch_backend.gpu.rank_device import RankDevice
+from kernbench.simulation.memory.tensor_queries import listed_tensors
+from kernbench.simulation.order.shadow_memory import allocated, escapes, region_in, shadow_of, touch
+from kernbench.simulation.order.weak_memory import OlderView, as_before, older_of, writes_of, written_anew
+from kernbench.simulation.ranks.listeners import Listener
+from kernbench.torch_backend.gpu.device.rank_device import RankDevice
+from kernbench.torch_backend.gpu.tensors.pinning import is_pinned
+from kernbench.torch_backend.gpu.tensors.placement import block_of
 from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.operations.captured_touches import CapturedTouches
 from kernbench.torch_backend.operations.operators import TRANSFER, VIEW, TorchOperator

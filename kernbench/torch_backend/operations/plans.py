@@ -7,7 +7,7 @@ several GPUs, in memory that ranks share, have no storage or another class, are 
 hash.
 
 What makes a plan invalid is a part of the signature or moves the epoch of the costs; what takes a host off the bare path is
-counted in :attr:`~kernbench.simulation.hosts.Host.detours`.
+counted in :attr:`~kernbench.simulation.ranks.hosts.Host.detours`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ import torch
 from kernbench.cost.op_estimates import OpCosts
 from kernbench.sim_engine.op_log import Title
 from kernbench.sim_engine.operation import ON_PES
-from kernbench.simulation.storages import NOTE, Block, DeviceMemory
-from kernbench.simulation.tensors import listed_tensors
-from kernbench.torch_backend.gpu.placement import PLAIN, place_result
-from kernbench.torch_backend.gpu.wide_products import slow_formats
+from kernbench.simulation.memory.storages import NOTE, Block, DeviceMemory
+from kernbench.simulation.memory.tensor_queries import listed_tensors
+from kernbench.torch_backend.gpu.kernels.wide_products import slow_formats
+from kernbench.torch_backend.gpu.tensors.placement import PLAIN, place_result
 from kernbench.torch_backend.hollow.executor import HollowValues
 from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.operations.computing import Executor
@@ -113,18 +113,20 @@ NOT_PLANNED = (KeyError, UnplannableError, TypeError, NotImplementedError, Runti
 """What looking up the plan of a call that has none raises."""
 
 
-def signature(args: Any, kwargs: Any, hollow: bool, copies: bool) -> tuple[Signature, DeviceMemory | None]:
+def signature(
+    args: Any, kwargs: Any, hollow: bool, beside: Callable[[Any], list[Any]] | None
+) -> tuple[Signature, DeviceMemory | None]:
     """The signature of a call, and the memory of the GPU that its tensors are on. Raises :class:`UnplannableError`.
 
     Args:
         args, kwargs: of the call.
         hollow: without data, where what is answered by its shape depends on strides, too, and on what is assumed.
-        copies: of a copy, whose cost depends on strides.
+        beside: gives what else the cost depends on: strides of a copy, the precision of a product; None: nothing.
     """
     parts: list[Any] = [torch.get_default_dtype()]  # what factories, and whole numbers with floats, give
     memory = _read(args, parts, None, hollow)
-    if copies:
-        parts += [each.stride() for each in args if isinstance(each, torch.Tensor)]
+    if beside:
+        parts += beside(args)
     if kwargs:
         for name, value in kwargs.items():
             if isinstance(value, torch.Tensor) or (name == "device" and value is not None):
@@ -208,7 +210,7 @@ class Plans:
         if not operator.by_signature:
             return
         try:
-            key, memory = signature(call.args, call.kwargs, self.hollow, operator.copies)
+            key, memory = signature(call.args, call.kwargs, self.hollow, operator.beside)
             hash(key)
         except (UnplannableError, TypeError, NotImplementedError, RuntimeError):
             return

@@ -5,7 +5,7 @@ on a simulated GPU are recorded; in a program that uses no GPU, those on any ten
 
 An operation goes down once: its row (:mod:`~kernbench.torch_backend.operations.operators`) says what kind it is; it is computed
 (:class:`~kernbench.torch_backend.operations.computing.Executor`); its result is placed in a SIP's memory; it is priced, and put
-on the host's stream. Features listen to these stages (:class:`~kernbench.simulation.listening.Listener`).
+on the host's stream. Features listen to these stages (:class:`~kernbench.simulation.ranks.listeners.Listener`).
 
 An operation that follows one whose end is known, which is nearly always, needs no event: its times are set at once.
 """
@@ -23,26 +23,28 @@ from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernbench.cost.work import Cost
-from kernbench.simulation.capture_effects import keep
-from kernbench.simulation.hosts import Host
-from kernbench.simulation.listening import Stages
+from kernbench.simulation.memory.storages import NOTE, DeviceMemory
+from kernbench.simulation.memory.tensor_queries import listed_tensors, plain_of, tells_of_looks
+from kernbench.simulation.ranks.hosts import Host
+from kernbench.simulation.ranks.listeners import Stages
 from kernbench.simulation.simulation import Simulation
-from kernbench.simulation.storages import NOTE, DeviceMemory
-from kernbench.simulation.tensors import listed_tensors, plain_of, tells_of_looks
-from kernbench.torch_backend.gpu.host_memory import explain_operation
-from kernbench.torch_backend.gpu.nested_tensors import as_rows, is_nested, is_view
-from kernbench.torch_backend.gpu.pinning import is_pinned, pinned
-from kernbench.torch_backend.gpu.placement import PLAIN, block_of, is_described, place, place_result, recount
-from kernbench.torch_backend.gpu.rank_device import RankDevice
+from kernbench.simulation.values.capture_rollback import keep
+from kernbench.torch_backend.gpu.device.rank_device import RankDevice
+from kernbench.torch_backend.gpu.memory.host_memory import explain_operation
+from kernbench.torch_backend.gpu.tensors.nested_tensors import as_rows, is_nested, is_view
+from kernbench.torch_backend.gpu.tensors.pinning import is_pinned, pinned
+from kernbench.torch_backend.gpu.tensors.placement import PLAIN, block_of, is_described, place, place_result, recount
 from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.operations.capturing import capture
 from kernbench.torch_backend.operations.computing import Executor
 from kernbench.torch_backend.operations.flop_counts import FlopCounts
+from kernbench.torch_backend.operations.helper_tensors import mark, position, was_made_at
 from kernbench.torch_backend.operations.host_costs import HostCosts
 from kernbench.torch_backend.operations.needs import need, needs_of
 from kernbench.torch_backend.operations.operators import (
     COLLECTIVE,
     COMPOSITE,
+    COMPUTE,
     CUSTOM,
     SKIP,
     TRANSFER,
@@ -51,6 +53,7 @@ from kernbench.torch_backend.operations.operators import (
     operators,
 )
 from kernbench.torch_backend.operations.plans import NO_PLANS, NOT_PLANNED, Plan, Plans, signature
+from kernbench.torch_backend.operations.same_device import check, is_mixed
 from kernbench.torch_backend.operations.seen_operands import operands_of
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -149,7 +152,7 @@ class Recorder(TorchDispatchMode):
         if not known or host.stream in host.awaited or (self._hollow and _fake_mode(_FAKE)):
             return self._whole(func, types, args, kwargs)
         try:
-            key, memory = signature(args, kwargs, self._hollow, operator.copies)
+            key, memory = signature(args, kwargs, self._hollow, operator.beside)
             plan = known[key]
         except NOT_PLANNED:
             return self._whole(func, types, args, kwargs)
@@ -221,6 +224,9 @@ class Recorder(TorchDispatchMode):
             return func(*args, **(kwargs or {}))  # torch does not name the classes of its arguments
         device = self._who()
         host = device.host
+        if device.helpers_at is not None and device.helpers_at != position(_DISPATCH):
+            device.helpers_at = None
+            host.detours -= 1
         quiet = not (host.detours or host.unsettled or host.stream in host.awaited or types)
         if host.unsettled:
             with self._while_waiting():
@@ -240,6 +246,8 @@ class Recorder(TorchDispatchMode):
         if operator.host_reads and not host.unrecorded:
             with self._while_waiting():
                 _before_host_read(device, operator.name, args[0])
+        if host.uses_gpu and operator.kind == COMPUTE and is_mixed(args, kwargs):
+            quiet = self._allows(call) and quiet
         if operator.check is not None and self._capability:
             operator.check(self._capability, args)
         if operator.kind == SKIP and host.watcher is not None:
@@ -254,14 +262,38 @@ class Recorder(TorchDispatchMode):
             if operator not in self._plans.of(host.uses_gpu):
                 self._plans.learn_view(operator, host.uses_gpu)
         elif operator.kind > VIEW and not operator.host_reads:
-            if host.capture is not None and not operator.allocates:
+            if host.capture is not None and not operator.allocates and not self._executor.stays_unknown(call):
                 capture(call)  # before it is recorded, as below: it waits for kernels
             self._record(call)
             if host.capture is not None:
                 host.capture.memory.hold_expected()
+            if device.helpers_at is not None or (host.uses_gpu and (operator.shapes_only or not call.inputs)):
+                self._note_helpers(call)
             if quiet and not host.detours:
                 self._plans.learn(call, host.uses_gpu)
         return result
+
+    def _allows(self, call: OperatorCall) -> bool:
+        """Whether each call like this one, whose tensors are on several devices, is allowed: False, if this one is for where it is
+        made. Raises RuntimeError if CUDA refuses it.
+
+        What makes up another operation, and what a backward pass consists of, may have helpers that C++ has made anywhere.
+        """
+        device = call.device
+        if (
+            device.in_custom_operation or device.compiling or device.host.unrecorded or self._hosts.inside_kernel
+            or torch._C._current_graph_task_id() >= 0
+        ):  # fmt: skip
+            return False
+        return not check(call, lambda tensor: was_made_at(tensor, position(_DISPATCH)))
+
+    def _note_helpers(self, call: OperatorCall) -> None:
+        """Remember what was made of nothing on the host until the program goes on to its next instruction."""
+        device = call.device
+        at = position(_DISPATCH)
+        if mark(call, at) and device.helpers_at is None:
+            device.helpers_at = at
+            device.host.detours += 1
 
     def _computed(self, call: OperatorCall) -> Any:
         """Compute an operation."""
@@ -345,8 +377,8 @@ class Recorder(TorchDispatchMode):
         if wanted is not None:
             placed = wanted.type == "cuda" or (on_device and _stays(device, operator.name, inputs, outputs))
             if transfers and placed != on_device:
-                goes_on = not placed and operator.is_non_blocking(args, kwargs)
-                if goes_on:
+                goes_on = operator.is_non_blocking(args, kwargs)
+                if goes_on and not placed:
                     pinned(outputs[0])  # what torch allocates for it is
                 with self._while_waiting():
                     target = device.memory_at(wanted) if placed else None
@@ -357,7 +389,7 @@ class Recorder(TorchDispatchMode):
         if transfers and wanted is None and len(blocks) == 2:  # `copy_`
             there, origin = blocks
             if (there is None) != (origin is None):
-                goes_on = there is None and is_pinned(outputs[0]) and operator.is_non_blocking(args, kwargs)
+                goes_on = (there is not None or is_pinned(outputs[0])) and operator.is_non_blocking(args, kwargs)
                 with self._while_waiting():
                     device.transfer(outputs, None if there is None else there.memory, inputs[1], waits=not goes_on)
                 return False
@@ -418,8 +450,8 @@ class Recorder(TorchDispatchMode):
         self, operator: TorchOperator, inputs: list[torch.Tensor], outputs: list[torch.Tensor], flag: bool
     ) -> Cost:
         """What it takes. Raises RuntimeError if a tensor has no shape."""
-        crossed = operator.copies and len(outputs) == 1 and _crosses(inputs[-1], outputs[0])
-        return self._costs.of_tensors(operator.name, inputs, outputs, flag, crossed)
+        layout = _layout(inputs[-1], outputs[0]) if operator.copies and len(outputs) == 1 else ""
+        return self._costs.of_tensors(operator.name, inputs, outputs, flag, layout)
 
 
 _nothing: Any = nullcontext()
@@ -455,12 +487,26 @@ def _as_they_are(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     ]
 
 
-def _crosses(source: torch.Tensor, target: torch.Tensor) -> bool:
-    """Whether neighbours in the memory of a copy are none in that of the original: rows become columns."""
+def _layout(source: torch.Tensor, target: torch.Tensor) -> str:
+    """What kind of copy it is: neighbours in the copy's memory are none in the original's (``"transpose"``: rows become
+    columns); one of both has gaps (``"strided"``); else nothing."""
     if source.shape != target.shape or source.layout is not torch.strided:
-        return False
+        return ""
     beside = zip(source.shape, source.stride(), target.stride(), strict=True)
-    return any(there == 1 and size > 1 and here > 1 for size, here, there in beside)
+    if any(there == 1 and size > 1 and here > 1 for size, here, there in beside):
+        return "transpose"
+    return "" if source.stride() == target.stride() or (_is_dense(source) and _is_dense(target)) else "strided"
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements fill a stretch of memory, in whatever order of dimensions."""
+    expected = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
 
 
 def _stays(device: RankDevice, name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
@@ -496,6 +542,8 @@ def open_recorder(recorder: Recorder) -> Iterator[None]:
     finally:
         python_dispatch._pop_mode()
 
+
+_DISPATCH = Recorder.__torch_dispatch__.__code__
 
 # `torch.compile` must not trace what records. `torch._disable_dynamo` would say so too, but it imports Dynamo, which takes
 # seconds.

@@ -8,9 +8,9 @@ import torch
 
 from kernbench.cost.by_values import CallOperands, SeenOperand
 from kernbench.cost.operands import Operand
-from kernbench.simulation.known import WHOLE
-from kernbench.simulation.tensors import plain_of
-from kernbench.torch_backend.gpu.placement import values_of
+from kernbench.simulation.memory.tensor_queries import plain_of
+from kernbench.simulation.values.known_values import WHOLE
+from kernbench.torch_backend.gpu.tensors.placement import values_of
 from kernbench.torch_backend.hollow.stand_ins import is_unknown
 from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.relies_on import Reliance
@@ -50,7 +50,8 @@ def _seen(value: Any) -> Any:
 
 
 def _of_tensor(tensor: torch.Tensor) -> SeenOperand:
-    return SeenOperand(Operand.of(tensor.shape, tensor.dtype), lambda: _values(tensor))
+    operand = Operand.of(tensor.shape, tensor.dtype)
+    return SeenOperand(operand, lambda: _values(tensor)) if tensor.dtype in WHOLE else SeenOperand(operand)
 
 
 def _values(tensor: torch.Tensor) -> Any:

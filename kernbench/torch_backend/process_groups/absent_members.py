@@ -1,6 +1,6 @@
 """Calls whose answer is what other members have, in groups of which some members are not run.
 
-See :mod:`kernbench.simulation.folding`. An absent member brings what its representative brings. That is right for what is only
+See :mod:`.folding`. An absent member brings what its representative brings. That is right for what is only
 timed, and for sums; an object, or a known value, that a program gathers or is sent would be another rank's. Of tensors that is
 so where a program, or a library of its, calls it. What torch itself exchanges (shapes that DDP compares, states that
 are equal on all) stays.
@@ -16,10 +16,10 @@ import torch
 import torch.distributed as dist
 
 from kernbench.collective_kinds import KINDS
-from kernbench.simulation.collective_values import brought_by
-from kernbench.simulation.groups import Communicator
-from kernbench.simulation.locations import user_location
+from kernbench.simulation.matching.groups import Communicator
+from kernbench.simulation.ranks.locations import user_location
 from kernbench.simulation.simulation import Simulation
+from kernbench.simulation.values.collective_values import brought_by
 from kernbench.torch_backend.relies_on import Reliance
 
 _FRONTS = (dist.distributed_c10d.__name__, "torch.distributed._functional_collectives")
@@ -69,7 +69,7 @@ def check(
 ) -> None:  # fmt: skip
     """A member of ``group``, not all of whose members run, calls a collective; ``root``: a rank of the world.
 
-    Raises :class:`~kernbench.simulation.folding.StandInNeededError` if its answer is an object of a rank that is not run.
+    Raises :class:`~kernbench.simulation.ranks.folding.StandInNeededError` if its answer is an object of a rank that is not run.
     """
     folding = simulation.hosts.folding
     kind = KINDS.get(op)

@@ -14,9 +14,9 @@ import torch.distributed as dist
 from kernbench.ccl.libraries import Library
 from kernbench.ccl.reduce_op import ReduceOp, multiplied
 from kernbench.errors import KernbenchError
-from kernbench.simulation.cells import Cells, wholes
-from kernbench.simulation.tensors import plain
-from kernbench.torch_backend.gpu.placement import PLAIN, block_of, is_described
+from kernbench.simulation.memory.tensor_queries import plain
+from kernbench.simulation.values.collective_cells import Cells, wholes
+from kernbench.torch_backend.gpu.tensors.placement import PLAIN, block_of, is_described
 from kernbench.torch_backend.hollow.stand_ins import is_unknown
 from kernbench.torch_backend.modes import plain_torch
 

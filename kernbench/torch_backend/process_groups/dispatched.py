@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.utils import _python_dispatch as python_dispatch
 
-from kernbench.torch_backend.gpu.devices import current_device
+from kernbench.torch_backend.gpu.device.devices import current_device
 from kernbench.torch_backend.operations.recorder import Recorder
 from kernbench.torch_backend.relies_on import Reliance
 

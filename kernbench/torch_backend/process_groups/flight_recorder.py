@@ -12,8 +12,8 @@ from typing import Any
 
 from kernbench.collective_kinds import KINDS
 from kernbench.output_files import make_folder, write_file
-from kernbench.simulation.groups import Communicator
-from kernbench.simulation.history import Call
+from kernbench.simulation.matching.groups import Communicator
+from kernbench.simulation.matching.history import Call
 from kernbench.simulation.simulation import Simulation
 
 VERSION = "2.10"

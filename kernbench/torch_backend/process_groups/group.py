@@ -1,6 +1,6 @@
 """The process group that torch's own functions call inside a simulated rank: its collectives and messages.
 
-Every method posts to the context's :class:`~kernbench.simulation.matching.Matcher` and returns a
+Every method posts to the context's :class:`~kernbench.simulation.matching.matcher.Matcher` and returns a
 :class:`~kernbench.torch_backend.process_groups.work.Work`. Names and arguments are those of
 ``torch.distributed.ProcessGroup`` in torch 2.13 (``all_gather_single``, ``reduce_scatter_single``,
 ``all_to_all_single``), with the older names beside them.
@@ -17,7 +17,7 @@ import torch
 
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.errors import CallError
-from kernbench.simulation.tensors import plain
+from kernbench.simulation.memory.tensor_queries import plain
 from kernbench.torch_backend.process_groups import monitored_barrier
 from kernbench.torch_backend.process_groups.arguments import (
     Tensors,

@@ -15,10 +15,10 @@ import torch.distributed.distributed_c10d
 from torch.distributed.constants import default_pg_timeout
 
 from kernbench.errors import KernbenchError
-from kernbench.simulation.groups import Communicator
-from kernbench.simulation.locations import user_location
+from kernbench.simulation.matching.groups import Communicator
+from kernbench.simulation.ranks.locations import user_location
 from kernbench.simulation.simulation import Simulation
-from kernbench.torch_backend.gpu.devices import HostDevices
+from kernbench.torch_backend.gpu.device.devices import HostDevices
 from kernbench.torch_backend.process_groups.futures import Futures
 from kernbench.torch_backend.process_groups.group import SimProcessGroup
 from kernbench.torch_backend.relies_on import Reliance

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from kernbench.simulation.groups import Signature
+from kernbench.simulation.matching.groups import Signature
 from kernbench.torch_backend.process_groups.posting_group import PostingGroup
 
 

@@ -18,16 +18,16 @@ from kernbench.ccl.reduce_op import ReduceOp, Reduction
 from kernbench.errors import KernbenchError
 from kernbench.memory.ledger import BACKWARD, PHASES
 from kernbench.sim_engine.operation import Operation
-from kernbench.simulation.capture_effects import keep
-from kernbench.simulation.cells import wholes
-from kernbench.simulation.groups import Communicator, Signature
-from kernbench.simulation.locations import user_location
-from kernbench.simulation.messages import CONNECTION, MessageRoute
+from kernbench.simulation.matching.groups import Communicator, Signature
+from kernbench.simulation.matching.messages import CONNECTION, MessageRoute
+from kernbench.simulation.ranks.locations import user_location
 from kernbench.simulation.simulation import Simulation
-from kernbench.torch_backend.gpu.memory_owners import claim_communication
-from kernbench.torch_backend.gpu.placement import block_of, place
-from kernbench.torch_backend.gpu.rank_device import RankDevice
-from kernbench.torch_backend.gpu.versions import NCCL
+from kernbench.simulation.values.capture_rollback import keep
+from kernbench.simulation.values.collective_cells import wholes
+from kernbench.torch_backend.gpu.device.rank_device import RankDevice
+from kernbench.torch_backend.gpu.device.software_versions import NCCL
+from kernbench.torch_backend.gpu.memory.memory_owners import claim_communication
+from kernbench.torch_backend.gpu.tensors.placement import block_of, place
 from kernbench.torch_backend.process_groups import absent_members, backend_classes
 from kernbench.torch_backend.process_groups.arguments import (
     Tensors,

@@ -17,9 +17,9 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernbench.torch_backend.gpu.devices import current_device
-from kernbench.torch_backend.gpu.memory_owners import claim_communication
-from kernbench.torch_backend.gpu.placement import block_of
+from kernbench.torch_backend.gpu.device.devices import current_device
+from kernbench.torch_backend.gpu.memory.memory_owners import claim_communication
+from kernbench.torch_backend.gpu.tensors.placement import block_of
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed.distributed_c10d
 
-from kernbench.simulation.hosts import Host, Hosts
+from kernbench.simulation.ranks.hosts import Host, Hosts
 from kernbench.torch_backend.relies_on import Reliance
 
 c10d: Any = torch.distributed.distributed_c10d

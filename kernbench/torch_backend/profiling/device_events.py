@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 
 from kernbench.sim_engine.operation import COMPUTE_STREAM, Operation
-from kernbench.simulation.history import Call
+from kernbench.simulation.matching.history import Call
 from kernbench.torch_backend.profiling.notes import HostNote
 
 Category = Literal["kernel", "gpu_memcpy"]

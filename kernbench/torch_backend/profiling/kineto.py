@@ -16,9 +16,9 @@ from typing import Any, NamedTuple
 from torch.autograd.profiler_util import FunctionEvent
 
 from kernbench.output_files import write_file
-from kernbench.simulation.history import Call
-from kernbench.torch_backend.gpu.cuda_names import properties_of
-from kernbench.torch_backend.gpu.rank_device import RankDevice
+from kernbench.simulation.matching.history import Call
+from kernbench.torch_backend.gpu.device.rank_device import RankDevice
+from kernbench.torch_backend.gpu.names.cuda_names import properties_of
 from kernbench.torch_backend.profiling.device_events import DeviceEvent
 from kernbench.torch_backend.profiling.notes import HostNote, HostNotes
 from kernbench.version import __version__

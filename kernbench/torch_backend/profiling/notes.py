@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from torch._C import _profiler
 
 from kernbench.sim_engine.operation import Operation
-from kernbench.simulation.history import Call
-from kernbench.simulation.hosts import Host
+from kernbench.simulation.matching.history import Call
+from kernbench.simulation.ranks.hosts import Host
 from kernbench.torch_backend.relies_on import Reliance
 
 RELIES_ON = (
@@ -92,7 +92,7 @@ class HostNotes:
         self._overhead = overhead
 
     def launched(self, op: Operation) -> None:
-        """See :class:`~kernbench.simulation.hosts.HostWatcher`."""
+        """See :class:`~kernbench.simulation.ranks.hosts.HostWatcher`."""
         now, notes = self._host.clock, self.notes
         if self._host.each == 0.0:  # a graph's operations are one launch
             if notes and notes[-1].runtime == GRAPH_LAUNCH and notes[-1].end == now:
@@ -106,26 +106,26 @@ class HostNotes:
         self._note(HostNote(runtime, now - spent, now, [op]))
 
     def waited(self, begin: float, for_gpu: bool) -> None:
-        """See :class:`~kernbench.simulation.hosts.HostWatcher`."""
+        """See :class:`~kernbench.simulation.ranks.hosts.HostWatcher`."""
         self._note(HostNote(SYNCHRONIZE if for_gpu and self._host.uses_gpu else "", begin, self._host.clock))
 
     def allocated(self, nbytes: int, in_all: int, reserved: int, sip: int) -> None:
-        """See :class:`~kernbench.simulation.hosts.HostWatcher`."""
+        """See :class:`~kernbench.simulation.ranks.hosts.HostWatcher`."""
         if self._follows_memory:
             with _profiler._RecordFunctionFast(f"{_MEMORY}{len(self.memory)}"):
                 self.memory.append(MemoryNote(nbytes, in_all, reserved, sip, self._host.clock))
 
     def beside(self) -> AbstractContextManager[Any]:
-        """See :class:`~kernbench.simulation.hosts.HostWatcher`."""
+        """See :class:`~kernbench.simulation.ranks.hosts.HostWatcher`."""
         return _profiler._RecordFunctionFast(BESIDE)
 
     def passed_on(self) -> None:
-        """See :class:`~kernbench.simulation.hosts.HostWatcher`."""
+        """See :class:`~kernbench.simulation.ranks.hosts.HostWatcher`."""
         with _profiler._RecordFunctionFast(PASSED_ON):
             pass
 
     def within(self) -> AbstractContextManager[Any]:
-        """See :class:`~kernbench.simulation.hosts.HostWatcher`."""
+        """See :class:`~kernbench.simulation.ranks.hosts.HostWatcher`."""
         return _profiler._RecordFunctionFast(WITHIN)
 
     def posted(self, call: Call) -> None:

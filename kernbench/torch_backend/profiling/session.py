@@ -17,8 +17,8 @@ from torch.autograd import ProfilerActivity, profiler, profiler_legacy
 from torch.autograd.profiler_util import EventList, FunctionEvent
 
 from kernbench.errors import KernbenchError
-from kernbench.simulation.history import Call
-from kernbench.torch_backend.gpu.devices import RankDevice, current_device
+from kernbench.simulation.matching.history import Call
+from kernbench.torch_backend.gpu.device.devices import RankDevice, current_device
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.profiling.device_events import DeviceEvent, device_events
 from kernbench.torch_backend.profiling.kineto import HostCall, write_trace

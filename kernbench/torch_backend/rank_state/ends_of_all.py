@@ -18,7 +18,7 @@ from contextlib import suppress
 from inspect import currentframe
 from typing import Any
 
-from kernbench.simulation.locations import program_location
+from kernbench.simulation.ranks.locations import program_location
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance

@@ -22,7 +22,7 @@ import torch.utils._python_dispatch
 from greenlet import getcurrent
 
 from kernbench.errors import KernbenchError
-from kernbench.torch_backend.gpu.devices import HostDevices
+from kernbench.torch_backend.gpu.device.devices import HostDevices
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.process_groups.making import GroupMaker
 from kernbench.torch_backend.process_groups.world import GreenletWorld

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from kernbench.errors import KernbenchError
-from kernbench.torch_backend.gpu.devices import ENDED
+from kernbench.torch_backend.gpu.device.devices import ENDED
 from kernbench.torch_backend.relies_on import Reliance
 
 NO_GPU = (

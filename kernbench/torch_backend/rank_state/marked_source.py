@@ -21,7 +21,7 @@ from typing import Any
 
 from torch.compiler import is_compiling
 
-from kernbench.simulation.locations import is_installed, is_pythons, is_users
+from kernbench.simulation.ranks.locations import is_installed, is_pythons, is_users
 from kernbench.torch_backend.hollow.assumed_numbers import (
     as_float,
     as_int,
@@ -77,10 +77,10 @@ def _marking(function: Any) -> Any:
 
 
 _NAMES = {
-    "__kernbench_traced__": "is_compiling",
-    "__kernbench_marking__": "_marking",
-    "__kernbench_operator__": "operator",
-    "__kernbench_written__": "written",
+    "__kernbench_traced__": is_compiling.__name__,
+    "__kernbench_marking__": _marking.__name__,
+    "__kernbench_operator__": operator.__name__,
+    "__kernbench_written__": written.__name__,
 }
 """What the code calls, by what this module calls it. The code imports them itself, for it may be ``runpy`` that executes it."""
 
@@ -204,6 +204,7 @@ class MarkedLoader(SourceFileLoader):
         """Compiled each time: the files beside it are those of a Python that compiles otherwise."""
         path = self.get_filename(fullname)
         return compiled(self.get_data(path), path)
+
 
 def with_marks(spec: ModuleSpec) -> ModuleSpec:
     """``spec``, whose loader is a :class:`MarkedLoader` if it is a source file of the program's own."""

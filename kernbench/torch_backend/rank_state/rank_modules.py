@@ -25,7 +25,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from kernbench.simulation.locations import is_installed, is_pythons
+from kernbench.simulation.ranks.locations import is_installed, is_pythons
 from kernbench.torch_backend.relies_on import Reliance
 
 _bootstrap: Any = importlib._bootstrap

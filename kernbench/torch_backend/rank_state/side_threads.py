@@ -1,6 +1,6 @@
 """Threads that a rank's program starts, and calls that it gives to pools of threads: they take turns as ranks do.
 
-Whose turn comes when is :mod:`kernbench.simulation.rank_threads`' business, where a thread waits :mod:`.thread_waits`'. Here is
+Whose turn comes when is :mod:`.rank_threads`' business, where a thread waits :mod:`.thread_waits`'. Here is
 where it begins and ends, and what it needs of torch: the rank's process groups, in Python and in C++, and a recorder.
 
 A pool may be used by several ranks: a call is the business of the rank that made it, whichever rank has started the thread.
@@ -22,8 +22,8 @@ import torch.distributed.distributed_c10d
 from kernbench.scheduler.carrier import current_carrier, has_own_thread
 from kernbench.scheduler.crew import Crew, Member, TakesTurns, acting_crew, current_member, found, going_on, is_forked
 from kernbench.sim_engine.operation import COMPUTE_STREAM
-from kernbench.simulation.rank_threads import Notice, RankThreads
 from kernbench.simulation.simulation import Simulation
+from kernbench.simulation.time.rank_threads import Notice, RankThreads
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.rank_state import thread_waits
 from kernbench.torch_backend.relies_on import Reliance

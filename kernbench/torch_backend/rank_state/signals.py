@@ -20,7 +20,7 @@ from typing import Any
 
 from kernbench.scheduler.crew import current_thread_is_side
 from kernbench.scheduler.standstill import Alarm
-from kernbench.torch_backend.gpu.devices import current_rank
+from kernbench.torch_backend.gpu.device.devices import current_rank
 from kernbench.torch_backend.patches import Patches
 
 HANDLED = (

@@ -19,7 +19,7 @@ from typing import Any
 
 from kernbench.scheduler.carrier import has_own_thread
 from kernbench.scheduler.crew import acting_crew, current_member, is_forked
-from kernbench.simulation.rank_threads import Notice, RankThreads
+from kernbench.simulation.time.rank_threads import Notice, RankThreads
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 

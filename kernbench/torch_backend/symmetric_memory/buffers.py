@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from kernbench.errors import KernbenchError
-from kernbench.simulation.groups import Communicator
-from kernbench.simulation.known import keep
-from kernbench.simulation.shadows import allocated, forget
+from kernbench.simulation.matching.groups import Communicator
+from kernbench.simulation.order.shadow_memory import allocated, forget
 from kernbench.simulation.simulation import Simulation
-from kernbench.torch_backend.gpu.placement import block_of, place_shared
+from kernbench.simulation.values.known_values import keep
+from kernbench.torch_backend.gpu.tensors.placement import block_of, place_shared
 from kernbench.torch_backend.modes import plain_torch
 from kernbench.torch_backend.operations.filling import fill_fresh
 from kernbench.torch_backend.patches import Patches
@@ -31,7 +31,7 @@ from kernbench.torch_backend.symmetric_memory.handle import Handle, Part
 from kernbench.triton_engine.signals import Words
 
 if TYPE_CHECKING:
-    from kernbench.torch_backend.gpu.devices import Devices
+    from kernbench.torch_backend.gpu.device.devices import Devices
     from kernbench.torch_backend.process_groups.group import SimProcessGroup
 
 MODULE = symmetric_ops.MODULE

@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from kernbench.sim_engine.operation import Operation
-from kernbench.simulation.groups import Communicator
-from kernbench.simulation.locations import user_location
-from kernbench.simulation.signal_launch import Swap, submit_signals
+from kernbench.simulation.launches.signal_launch import Swap, submit_signals
+from kernbench.simulation.matching.groups import Communicator
+from kernbench.simulation.ranks.locations import user_location
 from kernbench.simulation.simulation import Simulation
-from kernbench.torch_backend.gpu.placement import values_of
+from kernbench.torch_backend.gpu.tensors.placement import values_of
 from kernbench.torch_backend.process_groups.group import SimProcessGroup
 from kernbench.torch_backend.relies_on import Reliance
 

@@ -18,12 +18,12 @@ import torch
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.cost.work import LEAST, stated_cost
 from kernbench.errors import KernbenchError
-from kernbench.simulation.groups import Communicator, Signature
-from kernbench.simulation.kernel_order import SignalOrder
-from kernbench.simulation.locations import user_location
+from kernbench.simulation.matching.groups import Communicator, Signature
+from kernbench.simulation.order.kernel_order import SignalOrder
+from kernbench.simulation.ranks.locations import user_location
 from kernbench.simulation.simulation import Simulation
-from kernbench.torch_backend.gpu.devices import Devices
-from kernbench.torch_backend.gpu.placement import values_of
+from kernbench.torch_backend.gpu.device.devices import Devices
+from kernbench.torch_backend.gpu.tensors.placement import values_of
 from kernbench.torch_backend.operations.recorder import open_recorder
 from kernbench.torch_backend.process_groups.group import SimProcessGroup
 from kernbench.torch_backend.relies_on import Reliance

@@ -7,7 +7,7 @@ import functools
 import torch
 
 from kernbench import triton_engine
-from kernbench.simulation.current import current_simulation
+from kernbench.simulation.active_simulation import current_simulation
 from kernbench.topology import load_device, resolve_topology, shipped_devices
 from kernbench.topology.device import DeviceSpec
 

@@ -26,7 +26,7 @@ from dataclasses import dataclass
 
 import torch
 
-from kernbench.simulation.tensors import short_dtype
+from kernbench.simulation.memory.tensor_queries import short_dtype
 from kernbench.topology.device import DeviceSpec
 
 

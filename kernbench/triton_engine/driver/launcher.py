@@ -7,6 +7,7 @@ import re
 import sys
 from typing import Any
 
+from kernbench.own_files import is_own
 from kernbench.torch_backend.modes import plain_torch
 from kernbench.triton_engine import launching
 from kernbench.triton_engine.frontend.lower import lower_ttir
@@ -174,8 +175,8 @@ def _user_frame() -> str:
     """``file:line`` of the innermost frame outside of Triton and kernbench."""
     frame: Any = sys._getframe(2)
     while frame is not None:
-        name = frame.f_globals.get("__name__", "")
-        if not name.startswith(("triton.", "kernbench.")):
-            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        file, name = frame.f_code.co_filename, frame.f_globals.get("__name__", "")
+        if not name.startswith("triton.") and not is_own(file):
+            return f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return ""

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import kernbench
-from kernbench.torch_backend.gpu.placement import block_of
+from kernbench.torch_backend.gpu.tensors.placement import block_of
 from kernbench.torch_backend.hollow.assumed_numbers import AssumedFloat, AssumedInt
 
 LARGE = 4096

@@ -1,0 +1,41 @@
+"""How the package's own Python loads without its compiled libraries.
+
+``transformer_engine.common`` looks for CUDA's libraries and loads its own when it is imported, unless the package is
+being built; and ``load_framework_extension`` executes a compiled module from its file. Both are in that one module:
+while it is executed the package is taken to be being built, and then the function imports the extension by its name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import ModuleType
+
+_BUILDING, _RELEASE = "NVTE_PROJECT_BUILDING", "NVTE_RELEASE_BUILD"
+
+
+@contextmanager
+def without_libraries(module: ModuleType) -> Iterator[None]:
+    """Around the execution of ``transformer_engine.common``."""
+    before = {name: os.environ.get(name) for name in (_BUILDING, _RELEASE)}
+    os.environ[_BUILDING] = "1"
+    os.environ.pop(_RELEASE, None)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+    module.load_framework_extension = load_framework_extension  # type: ignore[attr-defined]
+
+
+def load_framework_extension(framework: str) -> None:
+    """Import the extension for a framework: there is one for torch. Raises ImportError for another."""
+    if framework != "torch":
+        raise ImportError(
+            f"The stand-in for transformer_engine has no extension for {framework}: use the one for torch."
+        )
+    importlib.import_module("transformer_engine_torch")

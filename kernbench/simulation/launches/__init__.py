@@ -1,0 +1,1 @@
+"""What is put on streams: kernels of Triton, functions of Python, signals."""

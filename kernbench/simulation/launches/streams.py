@@ -1,0 +1,191 @@
+"""The one place where an operation is put on a stream: kernels, torch's operations, copies, collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch._C import DisableTorchFunctionSubclass
+
+from kernbench.cost.work import Cost
+from kernbench.sim_engine import GraphEngine, Operation
+from kernbench.sim_engine.op_log import MemoryRanges, Title
+from kernbench.simulation.memory.storages import StorageTable, Stored
+from kernbench.simulation.memory.tensor_queries import tensors_in
+from kernbench.simulation.ranks.hosts import Host, Hosts
+from kernbench.simulation.ranks.listeners import Stages
+from kernbench.simulation.values.collective_cells import Cells, wholes
+
+
+class Streams:
+    """What hosts enqueue.
+
+    Args:
+        engine: knows when streams are free.
+        hosts: who enqueues.
+        storages: note what operations touch.
+        stages: the features that listen.
+    """
+
+    def __init__(
+        self,
+        engine: GraphEngine,
+        hosts: Hosts,
+        storages: StorageTable,
+        stages: Stages,
+    ) -> None:
+        self._engine = engine
+        self._hosts = hosts
+        self._storages = storages
+        self._stages = stages
+        self._device = engine.topology.device
+        self._costs = self._device.launch
+
+    def enqueue(
+        self,
+        host: Host,
+        name: str,
+        cost: Cost | None,
+        *,
+        tensors: Sequence[Any] = (),
+        deferred: bool = False,
+        detail: dict[str, Any] | None = None,
+        sip: int | None = None,
+        cost_then: Callable[[], Cost] | None = None,
+    ) -> Operation:
+        """Put an operation on ``host``'s current stream. The host pays the launch and goes on.
+
+        Args:
+            name: of the operation.
+            cost: what it occupies the stream for; None: a kernel whose duration is not known until it has been executed.
+            tensors: what it reads and writes, of what is noted with the memory: launches.
+            deferred: whether its values are to come.
+            detail: what a trace shows of it besides.
+            sip: whose stream of that name it is; default: of the SIP that the host drives.
+            cost_then: what it costs when a graph that is being captured is replayed; None: the same.
+        """
+        for listener in self._stages.enqueueing:
+            listener()
+        if self._hosts.observing:
+            self._hosts.forbid_observers("launch")
+        launch = self._costs
+        if sip is None:
+            sip = host.sip
+        if host.capture is not None:
+            again = None if cost is None or cost_then is not None else self._again(host, name, cost, sip)
+            return host.capture.enqueue(self.enqueue, host, name, cost, sip, cost_then, again)
+        spent = host.launch(launch.overhead if cost is None else launch.overhead + cost.host)
+        begin = host.clock + launch.latency
+        if cost is not None and host.in_graph:
+            cost = cost.in_graph(self._device)
+        if cost is None:
+            op = Operation(name, "kernel", host.rank, sip, host.stream, begin, None)
+        else:
+            op = Operation(name, cost.kind, host.rank, sip, host.stream, begin, cost.seconds, cost.spread)
+            op.nbytes = cost.nbytes
+        op.host = spent
+        for listener in self._stages.priced:
+            listener(host, op)
+        if deferred:
+            op.executed = False
+        if detail is not None:
+            op.detail = detail
+        if tensors:
+            op.operands = [self._touch(op, tensor, host) for tensor in tensors_in(tensors)]
+        self._engine.submit(op, after=host.take_awaited() if host.awaited else ())
+        host.tails[host.stream] = op
+        if host.watcher is not None:
+            host.watcher.launched(op)
+        for listener in self._stages.enqueued:
+            listener(host, op)
+        return op
+
+    def _again(self, host: Host, name: str, cost: Cost, sip: int) -> Callable[[], None]:
+        """Puts an operation of a graph on ``host``'s stream at each replay: as a row of the log, where nothing listens."""
+        found, engine, latency = cost.in_graph(self._device), self._engine, self._costs.latency
+        title, seconds = Title(name, found.kind, found.nbytes, found.spread), found.seconds
+
+        def step() -> None:
+            stream = host.stream
+            if host.detours != 1 or host.unsettled or stream in host.awaited or self._hosts.observing:
+                self.enqueue(host, name, cost, sip=sip)  # one detour is that launches cost a replay nothing
+                return
+            lane = host.lanes.get(stream)
+            if not lane or lane.sip != sip:
+                lane = host.lanes[stream] = engine.lane(host.rank, sip, stream)
+            spent, host.prepared = host.prepared, 0.0
+            host.tails[stream] = engine.append(lane, title, host.clock + latency, seconds, spent)
+
+        return step
+
+    def stored_of(self, tensor: torch.Tensor) -> Stored | None:
+        """What is known about a tensor's storage, None if nothing."""
+        return self._storages.of(tensor)
+
+    def note_assumed(self, tensor: torch.Tensor) -> None:
+        """From now on, what a tensor's bytes say is assumed; of one that has none, nothing better is known than before."""
+        stored = self._storages.note(tensor)
+        if not stored.hollow and stored.stand_in is None:
+            stored.stand_in = 0.0
+
+    def _touch(self, op: Operation, tensor: torch.Tensor, host: Host, access: str = "rw") -> Any:
+        stored = self._storages.adopt(tensor, host)
+        stored.last = op
+        return stored.operand(tensor, access)
+
+    def _touch_all(self, op: Operation, tensors: Sequence[torch.Tensor], host: Host, access: str) -> Any:
+        """The ranges of tensors, each with how often it is repeated behind itself."""
+        if type(tensors) is not Cells:
+            return [(self._touch(op, tensor, host, access), 1) for tensor in tensors]
+        whole = self._touch(op, tensors.whole, host, access)
+        return [(whole._replace(nbytes=tensors.nbytes), len(tensors))]
+
+    def post(self, host: Host, name: str, stream: str, payload: Sequence[torch.Tensor]) -> Operation:
+        """An operation of this rank on ``stream`` that passes ``payload`` to others. It starts when they have come, and its
+        values are to come; the host pays the launch."""
+        for listener in self._stages.enqueueing:
+            listener()
+        if self._hosts.observing:
+            self._hosts.forbid_observers("communicate")
+        if host.rank is not None and host.sip != self._hosts.sips[host.rank]:
+            stream = (
+                f"{stream} of rank {host.rank}"  # it drives another rank's SIP: their collectives must not queue up
+            )
+        spent = host.launch(self._costs.overhead)
+        op = Operation(name, "collective", host.rank, host.sip, stream, host.clock)
+        op.host = spent
+        nbytes = 0
+        for tensor in wholes(payload):
+            nbytes += tensor.numel() * tensor.element_size()
+        op.nbytes = nbytes
+        op.executed = False
+        return op
+
+    def take(self, host: Host, tensor: torch.Tensor) -> torch.Tensor:
+        """A tensor as it is now, for a message: the library has its address, whatever the program makes of it meanwhile."""
+        with host.as_one(), DisableTorchFunctionSubclass():
+            taken = tensor.detach()
+        for listener in self._stages.taken:
+            listener(host, tensor, taken)
+        return taken
+
+    def touch(self, host: Host, op: Operation, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
+        """Note in ``op`` and in the storages which memory it reads and writes."""
+        if len(inputs) == len(outputs) == 1 and inputs[0] is outputs[0]:
+            stored = self._storages.adopt(inputs[0], host)
+            stored.last = op
+            op.operands = stored.operands_in_place(inputs[0])
+        elif type(inputs) is Cells or type(outputs) is Cells:
+            op.operands = MemoryRanges(
+                [*self._touch_all(op, inputs, host, "r"), *self._touch_all(op, outputs, host, "w")]
+            )
+        else:
+            written = {id(tensor) for tensor in outputs}
+            read = {id(tensor) for tensor in inputs}
+            op.operands = [
+                *(self._touch(op, tensor, host, "rw" if id(tensor) in written else "r") for tensor in inputs),
+                *(self._touch(op, tensor, host, "w") for tensor in outputs if id(tensor) not in read),
+            ]
+        for listener in self._stages.posted:
+            listener(host, op, inputs, outputs)

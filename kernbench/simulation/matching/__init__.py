@@ -1,0 +1,1 @@
+"""Where the ranks' calls meet: collectives and messages, matched, checked and run."""

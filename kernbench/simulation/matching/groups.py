@@ -1,0 +1,292 @@
+"""What the members of a process group share, and the collectives that they post."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+
+from kernbench.ccl.reduce_op import spelled
+from kernbench.errors import CollectiveMismatchError, ConfigError
+from kernbench.sim_engine.operation import COMM_STREAM, Operation
+from kernbench.sim_engine.plan_run import PlanRun
+from kernbench.simulation.ranks.folding import Folding
+from kernbench.simulation.ranks.locations import Location
+from kernbench.simulation.values.collective_values import Brought
+
+
+class Signature(NamedTuple):
+    """What must agree between the members of a collective."""
+
+    op: str
+    shape: tuple[int, ...] | None
+    dtype: torch.dtype | None
+    reduction: str | None
+    root: int | None
+    algorithm: str
+
+    def __str__(self) -> str:
+        parts = [] if self.shape is None else [f"shape {self.shape}"]
+        if self.dtype is not None:
+            parts.append(str(self.dtype).removeprefix("torch."))
+        if self.reduction is not None:
+            parts.append(f"op {spelled(self.reduction)}")
+        if self.root is not None:
+            parts.append(f"root {self.root}")
+        parts.append(f"algorithm {self.algorithm}")
+        return f"{self.op}({', '.join(parts)})"
+
+    def as_words(self, location: Location) -> dict[str, str]:
+        """Operation, arguments and line of a call, by name."""
+        reduction = None if self.reduction is None else spelled(self.reduction)
+        given = {"shape": self.shape, "dtype": self.dtype, "reduction": reduction, "root": self.root}
+        words = {name: str(value).removeprefix("torch.") for name, value in given.items() if value is not None}
+        return {"operation": self.op, **words, "algorithm": self.algorithm, "at": str(location)}
+
+    def differences(self, other: Signature) -> list[str]:
+        """What differs, in words."""
+        return [name for name, mine, theirs in zip(self._fields, self, other, strict=True) if mine != theirs]
+
+
+@dataclass(eq=False, slots=True)
+class Arrival:
+    """One member's call: its tensors, its operation, and what must end before it can start.
+
+    Attributes:
+        inputs, outputs: one tensor per cell that the member brings or gets (see ``kernbench.ccl.movements``).
+        splits: elements per cell where they are not all alike, else None.
+        brought: where no values are computed, what is known of tensors that are in another process; None: they are here.
+    """
+
+    rank: int
+    signature: Signature
+    inputs: Sequence[torch.Tensor]
+    outputs: Sequence[torch.Tensor]
+    op: Operation
+    location: Location
+    after: Sequence[Operation] = ()
+    splits: tuple[int, ...] | None = None
+    brought: Brought | None = None
+
+
+@dataclass(eq=False, slots=True)
+class Collective:
+    """The n-th collective of a group: who has arrived.
+
+    Attributes:
+        number: how many had been posted in the simulation before.
+        run: its way through virtual time, once it has been matched and handed to the engine.
+    """
+
+    group: Communicator
+    sequence: int
+    signature: Signature
+    arrivals: dict[int, Arrival] = field(default_factory=dict)
+    number: int = 0
+    started: bool = False
+    run: PlanRun | None = None
+    error: CollectiveMismatchError | None = None
+
+    @property
+    def matched(self) -> bool:
+        """Whether every member has arrived."""
+        return len(self.arrivals) == self.group.expected
+
+    @property
+    def complete(self) -> bool:
+        """Whether every member's part has ended."""
+        return self.run is not None and self.run.finished
+
+    @property
+    def missing(self) -> list[int]:
+        """Members that have not arrived."""
+        return [rank for rank in dict.fromkeys(self.group.players or self.group.ranks) if rank not in self.arrivals]
+
+    def __str__(self) -> str:
+        return f"{self.signature.op} #{self.sequence} on {self.group.name}"
+
+
+class Communicator:
+    """What all members of a process group share. Collectives are matched by the order in which each member calls them.
+
+    Attributes:
+        name: for messages.
+        ranks: ranks of the world, in group order.
+        index: rank of the world -> number in the group.
+        stream: the stream of each member's SIP that its collectives run on.
+        environ: what the environment said to the collective library when a member first used the group.
+        players: where not all ranks run, who takes part for each member (:mod:`kernbench.simulation.ranks.folding`).
+        expected: members that call.
+        made: whether the library has made it: NCCL does in the first call, of which all members must be.
+        joined: members that have called something, until it is made.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        ranks: tuple[int, ...],
+        stream: str = COMM_STREAM,
+        players: tuple[int, ...] | None = None,
+    ) -> None:
+        self.players = players
+        self.expected = len(ranks) if players is None else len(set(players))
+        self.name = name
+        self.stream = stream
+        self.ranks = ranks
+        self.index = {rank: number for number, rank in enumerate(ranks)}
+        self._sequence = dict.fromkeys(ranks, 0)
+        self._open: dict[int, Collective] = {}
+        self.environ: tuple[tuple[str, str], ...] | None = None
+        self.made = False
+        self.joined: set[int] = set()
+        self._monitors: Communicator | None = None
+        self._sips: dict[int, tuple[int, Location]] = {}
+
+    def drive(self, rank: int, sip: int, location: Location) -> tuple[int, Location] | None:
+        """A member first communicates with memory of a SIP; who did so before it with the same one, and where."""
+        first = self._sips.setdefault(sip, (rank, location))
+        return None if first[0] == rank else first
+
+    def join(self, rank: int) -> None:
+        """A member calls something for which the library must have made it."""
+        if not self.made:
+            self.joined.add(rank)
+            self.made = len(self.joined) >= self.expected
+
+    @property
+    def monitors(self) -> Communicator:
+        """The same members, for barriers that are no collectives of the group: messages that rank 0 gets of the others."""
+        if self._monitors is None:
+            self._monitors = Communicator(f"{self.name} (monitored)", self.ranks, self.stream, self.players)
+        return self._monitors
+
+    @property
+    def size(self) -> int:
+        """Number of members."""
+        return len(self.ranks)
+
+    def rank(self, world_rank: int) -> int:
+        """Number in this group of a rank of the world, -1 if it is not a member."""
+        return self.index.get(world_rank, -1)
+
+    def root(self, rank: int | None, group_rank: int | None) -> int:
+        """The number of a rooted collective's root, given as a rank of the world or of the group; by default 0."""
+        if rank is not None and group_rank is not None:
+            raise ConfigError(
+                "give the root as a rank of the world or as one of the group (group_src, group_dst), not both"
+            )
+        if group_rank is not None and not 0 <= group_rank < self.size:
+            raise ConfigError(f"root {group_rank}: {self.name} has ranks 0..{self.size - 1}")
+        if rank is not None and rank not in self.index:
+            raise ConfigError(f"root {rank} is not a member of {self.name} ({list(self.ranks)})")
+        return self.index[rank] if rank is not None else group_rank or 0
+
+    def arrive(self, arrival: Arrival) -> tuple[Collective, CollectiveMismatchError | None]:
+        """Record a member's next collective; the error tells that it does not match what another member called."""
+        rank = arrival.rank
+        sequence = self._sequence[rank]
+        self._sequence[rank] = sequence + 1
+        collective = self._open.get(sequence)
+        if collective is None:
+            collective = self._open[sequence] = Collective(self, sequence, arrival.signature)
+        if collective.error is None and arrival.signature != collective.signature:
+            collective.error = _mismatch(collective, arrival)
+        if collective.error is not None:
+            return collective, collective.error.again()
+        arrivals = collective.arrivals
+        arrivals[rank] = arrival
+        if len(arrivals) == self.expected:
+            del self._open[sequence]
+        return collective, None
+
+    def __repr__(self) -> str:
+        return f"<Communicator {self.name}>"
+
+
+class Communicators:
+    """The communicators of one world. The k-th group of a name and members that each of them makes is one.
+
+    Attributes:
+        folding: which ranks of the world run, None: all.
+    """
+
+    def __init__(self) -> None:
+        self.folding: Folding | None = None
+        self._made: dict[tuple[str, tuple[int, ...] | None], list[Communicator]] = {}
+        self._calls: dict[tuple[int, str, tuple[int, ...] | None], int] = {}
+        self._asked_for: dict[tuple[Communicator, str], tuple[int, tuple[int, ...], Location]] = {}
+
+    @property
+    def members(self) -> set[tuple[int, ...]]:
+        """The members of each one."""
+        return {communicator.ranks for made in self._made.values() for communicator in made}
+
+    def clear(self) -> None:
+        """Forget them: their world has ended."""
+        self._made.clear()
+        self._calls.clear()
+        self._asked_for.clear()
+
+    def ask_for(self, parent: Communicator, name: str, rank: int, members: tuple[int, ...], location: Location) -> None:
+        """``rank`` wants a part of ``parent``, as its group ``name``: torch numbers groups in the order of the calls, and the
+        members find each other by that number.
+
+        Raises:
+            CollectiveMismatchError: another rank wanted a group of other members under that name.
+        """
+        if self.folding is not None:
+            self.folding.asked_for(members, f"new_group at {location.file}:{location.line}")
+        first, theirs, there = self._asked_for.setdefault((parent, name), (rank, members, location))
+        if theirs == members:
+            return
+        mine, other = (f"new_group(ranks {list(ranks)})" for ranks in (members, theirs))
+        raise CollectiveMismatchError.between(
+            f"new_group #{name} of {parent.name} does not match between ranks {first} and {rank} (ranks differ):\n"
+            f"  rank {first}: {other} at {there}\n"
+            f"  rank {rank}: {mine} at {location}\n"
+            "Every rank must call new_group for every group, in the same order, also for those that it is no member of: ranks "
+            "that number groups differently do not find each other. With use_local_synchronization=True the members alone do.",
+            parent.name,
+            int(name) if name.isdecimal() else 0,
+            {
+                first: {"operation": "new_group", "ranks": str(list(theirs)), "at": str(there)},
+                rank: {"operation": "new_group", "ranks": str(list(members)), "at": str(location)},
+            },
+        )
+
+    def of(self, rank: int, name: str, members: tuple[int, ...], everybody: bool) -> Communicator:
+        """The next one called ``name`` that ``rank`` makes with ``members``; ``everybody``: they are the world."""
+        key = (name, None if everybody else members)  # the hash of a large world's tuple is not for nothing
+        me = (rank, *key)
+        nth = self._calls.get(me, 0)
+        self._calls[me] = nth + 1
+        made = self._made.setdefault(key, [])
+        if nth == len(made):
+            default = name == "0" and everybody
+            title = "the default group" if default else f"group {name} {list(members)}"
+            stream = COMM_STREAM if default and not nth else f"{COMM_STREAM} {name}" + (f".{nth}" if nth else "")
+            players = None
+            if self.folding is not None:
+                self.folding.made(members)
+                players = self.folding.players(members)
+            made.append(Communicator(title, members, stream, players))
+        return made[nth]
+
+
+def _mismatch(collective: Collective, arrival: Arrival) -> CollectiveMismatchError:
+    first = next(iter(collective.arrivals.values()))
+    differing = ", ".join(arrival.signature.differences(first.signature))
+    arrived = {rank: each.signature.as_words(each.location) for rank, each in collective.arrivals.items()}
+    return CollectiveMismatchError.between(
+        f"collective #{collective.sequence} on {collective.group.name} does not match between ranks "
+        f"{first.rank} and {arrival.rank} ({differing} differ):\n"
+        f"  rank {first.rank}: {first.signature} at {first.location}\n"
+        f"  rank {arrival.rank}: {arrival.signature} at {arrival.location}\n"
+        "No data has moved. Every member must call the same collectives, in the same order, with the same shape, dtype, "
+        "reduction and root.",
+        collective.group.name,
+        collective.sequence,
+        {**arrived, arrival.rank: arrival.signature.as_words(arrival.location)},
+    )

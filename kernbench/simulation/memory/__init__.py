@@ -1,0 +1,1 @@
+"""Where tensors are: storages, and the allocators of the processes that have them."""

@@ -1,0 +1,151 @@
+"""What a host enqueues while it captures a graph, to be enqueued again as one: CUDA graphs (ADR 0112).
+
+A capture is a list of steps. While it is open, what would be put on a stream becomes a step instead. Values are computed
+then, too, without effect on memory that was there before; a replay computes them again, in the same memory. To the host a
+replay is one launch: what the graph consists of follows on the device without it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from kernbench.cost.work import Cost
+from kernbench.order import GraphOrder
+from kernbench.sim_engine.operation import Operation
+
+NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
+"""What CUDA says when a host waits for a device, or looks at its memory, during a capture."""
+
+INVALIDATED = "CUDA error: operation failed due to a previous error during capture"
+"""What it says at the end of such a capture."""
+
+FOREIGN_GENERATOR = (
+    "Attempt to increase offset for a CUDA generator not in capture mode: register the generator with the graph before "
+    "the capture (CUDAGraph.register_generator_state)."
+)
+"""What it says of random numbers from a generator that the graph does not know."""
+
+
+class Recorded(Protocol):
+    """The memory of one recording (:class:`kernbench.torch_backend.gpu.memory.captured_memory.RecordedMemory`)."""
+
+    pool: Any
+    memories: list[Any]
+
+    def alias(self, value: Any) -> Any:
+        """A value for the recording."""
+
+    def expect(self, tensors: list[Any]) -> list[Any]:
+        """The recording has tensors that are not in the pool yet."""
+
+    def hold_expected(self) -> None:
+        """They are now, if they are to be."""
+
+    def forget(self) -> bool:
+        """The recording is gone."""
+
+
+class GraphCapture:
+    """The steps of one graph.
+
+    Attributes:
+        stream: on which the capture began; a replay has what was on it on the stream that it is launched on.
+        memory: what it has of its pool.
+        steps: what a replay does, in order.
+        works: by collective of the capture, the one that stands for it in the present replay.
+        posted: collectives of the capture.
+        kept: by storage, what was in memory that the capture has written (:mod:`.capture_rollback`).
+        random: the generators that it may draw from, by identity, with the states that they had when it began.
+        broken: whether something was not permitted.
+        order: what happens before what in a replay; None: no listener.
+    """
+
+    def __init__(self, stream: str, memory: Recorded, order: GraphOrder | None = None) -> None:
+        self.stream = stream
+        self.memory = memory
+        self.order = order
+        self.steps: list[Callable[[], Any]] = []
+        self.works: dict[Any, Any] = {}
+        self.posted: list[Operation] = []
+        self.kept: dict[int, tuple[Any, Any]] = {}
+        self.random: dict[int, tuple[Any, Any]] = {}
+        self.broken = False
+
+    def may_draw(self, generator: Any) -> None:
+        """A generator belongs to the graph: what the capture draws from it, it has not drawn when the capture ends."""
+        self.random[id(generator)] = generator, generator.get_state()
+
+    def draw(self, generator: Any) -> None:
+        """Raise what CUDA says of a generator that does not belong to the graph."""
+        if id(generator) not in self.random:
+            self.broken = True
+            raise RuntimeError(FOREIGN_GENERATOR)
+
+    def add(self, step: Callable[[], Any]) -> None:
+        """Have a step taken, after those before it, whenever the graph is replayed."""
+        self.steps.append(step)
+        if self.order is not None:
+            self.order.captured()
+
+    def forget(self) -> bool:
+        """The graph is gone, whoever holds this. Whether it was the last of its pool."""
+        self.steps.clear()
+        self.works.clear()
+        self.posted.clear()
+        self.kept.clear()
+        return self.memory.forget()
+
+    def forbid(self) -> None:
+        """Raise what CUDA says of what it does not permit now."""
+        self.broken = True
+        raise RuntimeError(NOT_PERMITTED)
+
+    def enqueue(
+        self, enqueue: Callable[..., Operation], host: Any, name: str, cost: Cost | None, sip: int,
+        cost_then: Callable[[], Cost] | None = None, again: Callable[[], Any] | None = None,
+    ) -> Operation:  # fmt: skip
+        """An operation that will be on the host's current stream when the graph is replayed; it has no waiter now.
+
+        Args:
+            cost_then: what it costs at each replay, where that depends on values; None: as now.
+            again: puts it there, where that needs nothing of this; None: ``enqueue`` does.
+        """
+        if cost is None:
+            self.forbid()
+        stream = host.stream
+        if again is None:
+            again = lambda: enqueue(host, name, cost if cost_then is None else cost_then(), sip=sip)  # noqa: E731
+        self.add(again if stream == self.stream else functools.partial(self.on_stream, host, stream, again))
+        op = Operation(name, "math", host.rank, sip, stream, host.clock, 0.0)
+        op.start = op.end = host.clock
+        return op
+
+    def name(self, host: Any, stream: str) -> str:
+        """The name that a stream of the capture has in a replay."""
+        now: str = host.stream
+        return now if stream == self.stream else stream
+
+    def on_stream(self, host: Any, stream: str, step: Callable[[], Any]) -> None:
+        """Take a step on a stream of the capture."""
+        before = host.stream
+        if stream != self.stream:
+            host.stream = stream
+        try:
+            step()
+        finally:
+            host.stream = before
+
+    def replay(self, host: Any, overhead: float) -> None:
+        """Take all steps; the host pays ``overhead`` s."""
+        self.works.clear()
+        with host.launching_graph(overhead):
+            if self.order is None or host.order is None:
+                for step in self.steps:
+                    step()
+                return
+            with host.order.replay(self.order, host.stream):
+                for place, step in zip(self.order.places, self.steps, strict=True):
+                    self.order.captured_at = place
+                    step()

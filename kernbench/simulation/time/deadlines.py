@@ -1,0 +1,60 @@
+"""Timeouts, in virtual time.
+
+A timeout never keeps a simulation alive by itself. When virtual time would pass a deadline, the operation fails with its
+timeout error. When no rank can run and nothing is in flight, a deadline that the program *asked for* is jumped to, because
+its error is what the program waits to see; one that it merely got by default is not: then the deadlock report says more.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable
+from itertools import count
+
+from kernbench.simulation.time.wait_queue import Awaited
+
+Expire = Callable[[float], None]
+
+
+class Deadlines:
+    """The timeouts of one simulation."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, Awaited, bool, Expire]] = []
+        self._serial = count()
+
+    def __len__(self) -> int:
+        return len(self._heap)
+
+    def add(self, op: Awaited, at: float, expire: Expire, asked_for: bool) -> None:
+        """Call ``expire(at)``, which must fail ``op``, if ``op`` has not started when the clock would pass ``at`` (s)."""
+        heapq.heappush(self._heap, (at, next(self._serial), op, asked_for, expire))
+
+    def clear(self) -> None:
+        """Forget every deadline."""
+        self._heap.clear()
+
+    def expire_before(self, time: float) -> bool:
+        """Expire the first deadline before ``time`` (s), if there is one, and those at the same time as it."""
+        heap = self._heap
+        while heap and (heap[0][2].done or heap[0][2].start is not None):
+            heapq.heappop(heap)
+        if not heap or heap[0][0] >= time:
+            return False
+        at = heap[0][0]
+        while heap and heap[0][0] == at:
+            _, _, op, _, expire = heapq.heappop(heap)
+            if not op.done and op.start is None:
+                expire(at)
+        return True
+
+    def expire_asked_for(self) -> bool:
+        """Nothing else can happen: expire the first deadline that the program asked for, if there is one."""
+        waiting = [entry for entry in self._heap if entry[3] and not entry[2].done and entry[2].start is None]
+        if not waiting:
+            return False
+        at, _, _, _, expire = first = min(waiting, key=lambda entry: entry[:2])
+        self._heap.remove(first)
+        heapq.heapify(self._heap)
+        expire(at)
+        return True

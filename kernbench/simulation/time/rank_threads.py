@@ -1,0 +1,437 @@
+"""The threads of ranks: their turns, and what they wait for of each other and of the world outside.
+
+A side thread takes turns as ranks do. What it waits for of another thread is a condition, as a collective is an operation:
+which thread is resumed, and when, follows from the scheduler and virtual time, and none that can go on is forgotten.
+
+What the simulation does not see (a pipe, a thread that takes no turns yet) is looked at when nothing else can happen, one thing
+at a time: how quick it is changes nothing.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import threading
+import weakref
+from _queue import Empty, SimpleQueue
+from _thread import allocate_lock
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from itertools import count
+from typing import Any, NamedTuple, Protocol
+
+from greenlet import getcurrent
+
+from kernbench.scheduler import RankScheduler, SideThread
+from kernbench.scheduler.carrier import Carrier, current_carrier
+from kernbench.scheduler.crew import Crew, TakesTurns, being_outside
+from kernbench.scheduler.runners import CarrierRunner
+from kernbench.scheduler.watchdog import place_of
+from kernbench.sim_engine import Condition, GraphEngine
+from kernbench.simulation.ranks.hosts import Hosts
+from kernbench.simulation.time.wait_queue import Waits
+
+LOOK = 0.05
+"""Seconds of the machine's time between two looks at threads that take no turns."""
+
+QUIET = 20
+"""Looks in a row that find such a thread where it was, after which nothing is expected of it if no other waits for one."""
+
+_MOST_IDLE = 10_000
+"""Limits of waits that run out one after the other, while nothing else happens, before that is a deadlock."""
+
+_MOST_STILL = 3
+"""Of those for which the world outside was waited for, the first ones, which take no virtual time: the machine is slow."""
+
+PATIENCE = 20
+"""Looks for which what has come from outside waits for what was expected before it, so that its order is the program's."""
+
+
+class Coming(NamedTuple):
+    """What comes from a thread that has no turn.
+
+    Attributes:
+        of: of threads that take no turns yet, the rank's number; of one that was outside, what ends that.
+        call: called in main when nothing else can happen.
+    """
+
+    of: int | Condition
+    call: Callable[[], None]
+
+
+class Teller(Protocol):
+    """Hears of what is released."""
+
+    def tell(self, notice: Notice) -> None:
+        """In any thread: ``notice`` has been released."""
+
+
+class Notice:
+    """What a thread waits for: that another one releases it, as it would the lock in whose place this stands.
+
+    Attributes:
+        told: whether it has been released.
+        condition: what the thread waits for: that, or the end of its patience.
+    """
+
+    __slots__ = ("_threads", "condition", "told")
+
+    def __init__(self, threads: Teller, condition: Condition) -> None:
+        self.told = False
+        self.condition = condition
+        self._threads = threads
+
+    def release(self) -> None:
+        """In any thread."""
+        if not self.told:
+            self.told = True
+            self._threads.tell(self)
+
+
+class RankThreads:
+    """The threads of one simulation's ranks.
+
+    Attributes:
+        settlers: of ranks that have processes, called when nothing else can happen: whether a thread there that takes no turns
+            has had something happen.
+    """
+
+    def __init__(self, engine: GraphEngine, hosts: Hosts, scheduler: RankScheduler, waits: Waits) -> None:
+        self._engine = engine
+        self._hosts = hosts
+        self._scheduler = scheduler
+        self._waits = waits
+        self._arrivals: SimpleQueue[Coming] = SimpleQueue()
+        self._timers: list[tuple[float, int, Notice]] = []
+        self._serial = count()
+        self._listening: dict[Condition, int | None] = {}
+        self._outside: dict[Condition, SideThread | None] = {}
+        self._free: list[tuple[Crew, threading.Thread]] = []
+        self._resting: dict[int | None, Any] = {}
+        self._places: weakref.WeakKeyDictionary[threading.Thread, tuple[Any, int]] = weakref.WeakKeyDictionary()
+        self._asking: list[Carrier] = []
+        self._come: list[Coming] = []
+        self._slow: set[Condition] = set()
+        self._idle = 0
+        self.settlers: list[Callable[[], bool]] = []
+
+    # -- turns -------------------------------------------------------------------------------------------------------
+
+    def crew(self, rank: int, read: Callable[[], Any], write: Callable[[Any], None]) -> Crew | None:
+        """The crew of the rank whose own thread runs; None if it has none: it is a greenlet."""
+        carrier = current_carrier()
+        if carrier is None:
+            return None
+        if carrier.crew is None:
+            carrier.crew = Crew(rank, read, write, carrier)
+        crew: Crew = carrier.crew
+        return crew
+
+    def begin(self, crew: Crew, name: str, daemon: bool, thread: threading.Thread | None, *, ready: bool) -> TakesTurns:
+        """A side thread's turns.
+
+        Args:
+            thread: that ends when its turns do; None: one of a pool.
+            ready: called in a turn, and the first one comes in order; else it is begun by :meth:`admit`, or :meth:`ask`.
+        """
+        side = SideThread(crew.rank, name, daemon)
+        runner = self._scheduler.runner
+        assert isinstance(runner, CarrierRunner)
+        carrier = runner.take_side(side, crew)
+        if thread is not None:
+            carrier.thread, carrier.ends_with_body = thread, True
+        turns = CarrierTurns(self, side, carrier)
+        if ready:
+            self.admit(turns)
+        return turns
+
+    def admit(self, turns: Any) -> None:
+        """In a turn, or in main: a side thread's first turn comes."""
+        side = turns.side
+        self._scheduler.add_side_thread(side)
+        self._scheduler.make_ready(side.greenlet)
+
+    def ask(self, turns: Any) -> None:
+        """In a thread that takes no turns yet: it is to."""
+        self._asking.append(turns.carrier)
+
+        def come() -> None:
+            self._asking.remove(turns.carrier)
+            self.admit(turns)
+
+        self._arrivals.put(Coming(turns.side.rank, come))
+        self.unwatch()
+
+    def ended(self, side: SideThread) -> None:
+        """In a side thread: its last turn is over."""
+        self._scheduler.drop_side_thread(side)
+        runner = self._scheduler.runner
+        if isinstance(runner, CarrierRunner):
+            runner.drop_side(side)
+
+    def watch(self, crew: Crew, thread: threading.Thread) -> None:
+        """A daemon has begun, which takes no turns yet."""
+        self._free = [each for each in self._free if each[1].is_alive() or each[1].ident is None]
+        self._free.append((crew, thread))
+
+    def unwatch(self) -> None:
+        """The running thread has asked for turns: until then it did something."""
+        me = threading.current_thread()
+        self._free = [each for each in self._free if each[1] is not me]
+
+    def linger(self, rank: int, name: str) -> None:
+        """The program of ``rank`` has ended, and its rank waits for a thread of it; empty: for none any more."""
+        self._scheduler.linger(rank, name)
+
+    def close(self, crew: Crew) -> None:
+        """A rank has ended: its threads that are left end too."""
+        crew.closed = True
+        sides = {side.greenlet: side for side in self._scheduler.side_threads.values() if side.rank == crew.rank}
+        for item in [item for item in self._waits.pending if item[1] in sides]:
+            self._waits.pending.remove(item)
+            side = sides[item[1]]
+            if side.carrier is not None and side.carrier.away:
+                side.carrier.give_up()
+                self.ended(side)
+            else:
+                self._scheduler.make_ready(side.greenlet, SystemExit())
+
+    def clear(self) -> None:
+        """Forget all of them."""
+        for carrier in self._asking:
+            carrier.crew.closed = True
+            carrier.give_up()
+        self._asking.clear()
+        self._timers.clear()
+        self._listening.clear()
+        self._outside.clear()
+        self._free.clear()
+        self._come.clear()
+        self._slow.clear()
+        self.settlers.clear()
+        self._arrivals = SimpleQueue()
+        self._idle = 0
+
+    # -- waiting -----------------------------------------------------------------------------------------------------
+
+    def notice(self, awaits: str) -> Notice:
+        """Something to wait for: ``awaits`` says what, in reports."""
+        return Notice(self, Condition(awaits, self._hosts.current_rank()))
+
+    def wait(self, notice: Notice, seconds: float | None = None) -> bool:
+        """Let the others go on until another thread releases ``notice``: whether it has, within ``seconds`` of virtual time."""
+        host, condition = self._hosts.current(), notice.condition
+        if seconds is not None:
+            at = max(host.clock + seconds, math.nextafter(host.clock, math.inf))  # not again and again at one time
+            heapq.heappush(self._timers, (at, next(self._serial), notice))
+        self._listening[condition] = host.rank
+        try:
+            self._waits.block_on(condition)
+        finally:
+            self._listening.pop(condition, None)
+        if not notice.told:
+            self._waits.move_clock(host, condition)
+        return notice.told
+
+    def time(self) -> float:
+        """Virtual time of the thread that asks, which may be about to wait."""
+        return self._hosts.current().clock
+
+    def tell(self, notice: Notice) -> None:
+        """In any thread: ``notice`` has been released."""
+        if getcurrent() in self._scheduler.rank_by_greenlet or getcurrent() is self._scheduler.main:
+            notice.condition.fulfil()
+        else:
+            self._arrivals.put(Coming(notice.condition.rank or 0, notice.condition.fulfil))
+
+    def outside(self, awaits: str, work: Callable[[], Any]) -> Any:
+        """What ``work()`` gives, which waits for what the simulation does not see: the others go on meanwhile."""
+        carrier = current_carrier()
+        assert carrier is not None
+        back = Condition(awaits, carrier.index)
+        given: list[Any] = []
+        raised: list[BaseException] = []
+        root, bound = carrier.root, self._scheduler.rank_by_greenlet
+
+        def wait() -> None:
+            rank = bound.pop(root, None)
+            try:
+                with being_outside():
+                    given.append(work())
+            except BaseException as error:
+                raised.append(error)
+            if rank is not None:
+                bound[root] = rank
+            self._arrivals.put(Coming(back, back.fulfil))
+
+        self._outside[back] = self._scheduler.side_threads.get(carrier.greenlet)
+        carrier.outside = wait
+        try:
+            self._waits.block_on(back)
+        finally:
+            self._outside.pop(back, None)
+            self._slow.discard(back)
+        host = self._hosts.current()
+        host.clock = max(host.clock, self._engine.now)  # it was away until now, if the others have gone on
+        if raised:
+            raise raised[0]
+        return given[0]
+
+    def rest(self, acquire: Callable[[Any], bool]) -> tuple[Any, Callable[[], bool]]:
+        """In a thread that takes no turns: a lock to wait for by what is given, of which nothing is expected meanwhile."""
+        lock, me = allocate_lock(), threading.get_ident()
+        lock.acquire()
+
+        def wait() -> bool:
+            self._resting[me] = lock
+            try:
+                return acquire(lock)
+            finally:
+                self._resting.pop(me, None)
+
+        return lock, wait
+
+    # -- in main -----------------------------------------------------------------------------------------------------
+
+    def schedule(self, upcoming: float) -> None:
+        """Something happens at ``upcoming`` s: what runs out before that does."""
+        self._idle = 0
+        while self._timers and self._timers[0][0] <= upcoming:
+            at, _, notice = heapq.heappop(self._timers)
+            if not notice.condition.done:
+                self._engine.fulfil_at(notice.condition, at)
+
+    def come(self) -> bool:
+        """Nothing else can happen: have something happen that the simulation has not seen, or a limit run out; False if there
+        is nothing to come."""
+        if sum(settle() for settle in self.settlers):  # all of them
+            return True
+        looks = 0
+        while True:
+            self._take_arrivals(LOOK if looks else 0)
+            looks += 1
+            if self.is_busy(self._listening.values()):
+                continue
+            if self._has_come(looks > PATIENCE):
+                return True
+            if not self._expected():
+                if not self._slow:
+                    return self._run_out(still=False)
+                self._slow.clear()
+            limit = self.limit()
+            if limit is not None and looks * LOOK > limit:
+                return self._run_out(still=self._idle < _MOST_STILL)
+
+    def _take_arrivals(self, timeout: float) -> None:
+        with suppress(Empty):
+            # Python 3.10 may wait for ever where the timeout is 0
+            self._come.append(self._arrivals.get(timeout=timeout) if timeout else self._arrivals.get_nowait())
+            while True:
+                self._come.append(self._arrivals.get_nowait())
+
+    def _has_come(self, impatient: bool) -> bool:
+        """Let go on who has come; those from outside one after the other, in the order in which they went there."""
+        begun = [each for each in self._come if isinstance(each.of, int)]
+        if begun:
+            self._come = [each for each in self._come if each not in begun]
+            for each in sorted(begun, key=_rank_of):
+                each.call()
+            return True
+        come = {each.of: each for each in self._come if isinstance(each.of, Condition)}
+        if impatient and come:
+            self._slow |= self._expected() - come.keys()
+        expected = self._expected()
+        first = next((back for back in self._outside if back in (expected or come)), None)
+        if first is None or first not in come:
+            return False
+        self._come.remove(come[first])
+        come[first].call()
+        return True
+
+    def listens(self, rank: int) -> bool:
+        """Whether a thread of ``rank`` waits for another one."""
+        return rank in self._listening.values()
+
+    def _expected(self) -> set[Condition]:
+        """What is waited for outside by threads that may let another one go on: a daemon only those that wait for threads."""
+        listening = set(self._listening.values())
+        return {
+            back
+            for back, side in self._outside.items()
+            if back not in self._slow and (side is None or not side.daemon or side.rank in listening)
+        }
+
+    def is_busy(self, listening: Collection[int | None]) -> bool:
+        """Whether a thread that takes no turns may do something, as far as is known.
+
+        If a thread of its rank waits for others (``listening``), it may; else if it has not been where it is for a while.
+        """
+        busy = False
+        for crew, thread in self._free:
+            lock = self._resting.get(thread.ident)
+            if crew.closed or not thread.is_alive() or (lock is not None and lock.locked()):
+                continue
+            if crew.rank in listening:
+                busy = True
+                continue
+            place, (before, looks) = place_of(thread), self._places.get(thread, (None, 0))
+            self._places[thread] = place, looks + 1 if place == before else 0
+            busy = busy or self._places[thread][1] <= QUIET
+        return busy
+
+    def that_wait_for_others(self, pending: Collection[tuple[Any, Any]]) -> set[Any]:
+        """Of those who wait, threads that do so for another one of their rank, where one of that waits for something else."""
+        rank_of = self._scheduler.rank_by_greenlet
+        others = {rank_of.get(target) for awaited, target in pending if awaited not in self._listening}
+        return {target for awaited, target in pending if awaited in self._listening and rank_of.get(target) in others}
+
+    def limit(self) -> float | None:
+        """Seconds after which the first limit runs out, None if there is none."""
+        self._drop_done()
+        if not self._timers:
+            return None
+        rank = self._timers[0][2].condition.rank
+        host = self._hosts.main if rank is None else self._hosts.of_rank[rank]
+        return max(0.0, self._timers[0][0] - host.clock)
+
+    def _run_out(self, *, still: bool) -> bool:
+        """Have the first limit run out; ``still``: without virtual time."""
+        self._drop_done()
+        self._idle += 1
+        if not self._timers or self._idle > _MOST_IDLE:
+            return False
+        at, _, notice = heapq.heappop(self._timers)
+        if still:
+            notice.condition.fulfil()
+        else:
+            self._engine.fulfil_at(notice.condition, at)
+        return True
+
+    def _drop_done(self) -> None:
+        while self._timers and self._timers[0][2].condition.done:
+            heapq.heappop(self._timers)
+
+
+def _rank_of(arrival: Coming) -> Any:
+    return arrival.of
+
+
+class CarrierTurns:
+    """A side thread's way into the scheduler's order, where ranks are carriers."""
+
+    def __init__(self, threads: RankThreads, side: SideThread, carrier: Carrier) -> None:
+        self.side = side
+        self.carrier = carrier
+        self._threads = threads
+
+    def enter(self) -> None:
+        """See :class:`~kernbench.scheduler.crew.TakesTurns`."""
+        self.carrier.enter()
+        if self.carrier.crew.closed:
+            self.leave()
+            raise SystemExit
+
+    def leave(self) -> None:
+        """See :class:`~kernbench.scheduler.crew.TakesTurns`."""
+        self._threads.ended(self.side)
+        self.carrier.leave()

@@ -1,0 +1,294 @@
+"""The SIP that a rank (or main) drives, as torch sees it."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from kernbench.cost.work import Cost, copy_cost, over_links
+from kernbench.sim_engine.operation import Operation
+from kernbench.simulation.launches.remote_traffic import RemoteTraffic
+from kernbench.simulation.memory.storages import DeviceMemory
+from kernbench.simulation.memory.tensor_queries import nbytes_of
+from kernbench.simulation.ranks.hosts import Host
+from kernbench.simulation.ranks.locations import user_location
+from kernbench.simulation.simulation import Simulation
+from kernbench.torch_backend.gpu.device.generators import DeviceGenerators
+from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus, settings, words
+from kernbench.torch_backend.gpu.tensors.pinning import is_pinned
+from kernbench.torch_backend.gpu.tensors.placement import block_of, place
+
+_UNPINNED = (
+    "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is pinned. Please use "
+    "tensor.pin_memory() or allocate the tensor with pin_memory=True."
+)
+
+Diverted = Callable[[str, Sequence[torch.Tensor], Sequence[torch.Tensor], Cost], None]
+"""Takes an operation: its name, what it reads and writes, its cost."""
+
+
+class RankDevice:
+    """The SIP that a host drives.
+
+    Attributes:
+        host: whose it is.
+        generators: of the rank's GPUs.
+        streams_made: how many streams the program has made.
+        collective_memory: where the tensors of the functional collective are that the rank is calling now.
+        in_custom_operation: how many custom operations it is computing, one inside the other.
+        moving: whether the program itself has asked for the copy between host and SIP that torch is making now.
+        moving_module: whether a module is moving its parameters and buffers.
+        compiling: whether a graph of operations on GPUs is being compiled.
+        diverted: takes operations of torch instead of the stream, if anything does.
+        dispatched: carries out the operator of ``c10d`` that the rank is calling now.
+        cache_clears: how often the program has cleared the last-level cache, as ``triton.testing.do_bench`` does.
+        cold_events: events to come until it is warm again.
+        helpers_at: the position of the program at which C++ has made tensors of nothing; None: it is past that.
+        chosen: whether the program has said which GPU ``cuda`` is, or what it is on hardware has been remarked.
+    """
+
+    def __init__(self, simulation: Simulation, host: Host) -> None:
+        self.simulation = simulation
+        self.host = host
+        self.streams_made = 0
+        self.collective_memory: DeviceMemory | None = None
+        self.in_custom_operation = 0
+        self.moving = self.moving_module = False
+        self.compiling = False
+        self.diverted: Diverted | None = None
+        self.dispatched: Callable[[], Any] | None = None
+        self.cache_clears = 0
+        self.cold_events = 0
+        self.helpers_at: int | None = None
+        self.chosen = host.rank is None
+        self._first = 0
+        self._hidden = ""  # the variables that pick the GPUs which the program sees
+        self.generators = DeviceGenerators(host.generator, lambda: self.index)
+        self._drive_one_of(self.sees())
+
+    @functools.cached_property
+    def visible(self) -> Sequence[int]:
+        """The SIPs that its program sees, by their ordinals; main sees all.
+
+        The environment is read when they are first wanted, as a GPU's runtime does when it starts.
+        """
+        found = self.sees()
+        self._drive_one_of(found)
+        self._hidden = words(os.environ, self._backend) if self._picks else ""
+        return found
+
+    def sees(self) -> Sequence[int]:
+        """The SIPs that its program would see if it used one now: those of its node, or those of them that the environment
+        names (:mod:`kernbench.torch_backend.gpu.device.visible_devices`)."""
+        if (settled := vars(self).get("visible")) is not None:
+            return settled
+        topology, sips = self.simulation.topology, self.simulation.sips
+        if self.host.rank is None:
+            return sips
+        home = topology.node_of(self.simulation.hosts.sips[self.host.rank])
+        if not self._picks:
+            return tuple([sip for sip in sips if topology.node_of(sip) == home])
+        there = topology.sips_of(home)
+        return tuple([there[number] for number in NodeGpus.of(topology, home).visible() if there[number] in sips])
+
+    @property
+    def _backend(self) -> str:
+        return self.simulation.topology.device.target.backend
+
+    @property
+    def _picks(self) -> bool:
+        """Whether the environment says which GPUs the program sees."""
+        return self.host.rank is not None and bool(settings(os.environ, self._backend))
+
+    def _drive_one_of(self, seen: Sequence[int]) -> None:
+        """A rank drives its own GPU if it sees that one, else the first that it sees, until it chooses another."""
+        host = self.host
+        if host.rank is not None and seen and host.sip not in seen:
+            own = self.simulation.hosts.sips[host.rank]
+            host.sip = own if own in seen else seen[0]
+
+    @property
+    def index(self) -> int:
+        """Number of the SIP that the host drives, as ``torch.cuda.current_device`` counts: on its node, or of those it sees.
+
+        Raises RuntimeError if it sees none, as torch does.
+        """
+        if not self.visible:
+            raise RuntimeError(f"No CUDA GPUs are available: {self._hidden} hides all of the node's")
+        return self.index_of(self.host.sip)
+
+    def index_of(self, sip: int) -> int:
+        """The number of a SIP, on the rank's own node or of those that it sees.
+
+        Others, which a program on hardware cannot see, have the number that they have in the whole system. Where the
+        environment hides some, memory of theirs is mapped into the SIP that the rank drives, and has its number.
+        """
+        visible = self.visible
+        if sip in visible:
+            return visible.index(sip)
+        return self.index if self._hidden else self.simulation.sips.index(sip)
+
+    def told(self, index: int) -> int:
+        """What torch receives about the SIP of this number: the same, unless GPUs are counted from another one."""
+        return {0: self._first, self._first: 0}.get(index, index)
+
+    @contextmanager
+    def counted_from(self, index: int) -> Iterator[None]:
+        """For the length of a block, torch takes the SIP of this number for ``cuda:0``, and that one for it.
+
+        A graph that is compiled is a graph for ``cuda:0``, whichever rank compiles it, and whichever runs it.
+        """
+        before, self._first = self._first, index
+        try:
+            yield
+        finally:
+            self._first = before
+
+    @contextmanager
+    def moves(self) -> Iterator[None]:
+        """For the length of a block, a copy between host and SIP is one that the program has asked for."""
+        before, self.moving = self.moving, True
+        try:
+            with self.host.detour():
+                yield
+        finally:
+            self.moving = before
+
+    @contextmanager
+    def diverting(self, to: Diverted) -> Iterator[None]:
+        """For the length of a block, operations of torch are passed to ``to`` and not enqueued."""
+        before, self.diverted = self.diverted, to
+        try:
+            with self.host.detour():
+                yield
+        finally:
+            self.diverted = before
+
+    def find_cache_cold(self, cold: bool) -> None:
+        """What is enqueued from now on finds its operands in memory, or (not ``cold``) in the last-level cache if they fit."""
+        self.host.cold = cold
+        self.simulation.op_costs.price_cold(cold)
+
+    @property
+    def memory(self) -> DeviceMemory:
+        """Memory of that SIP."""
+        self.visible  # noqa: B018  (which one that is is settled by the first use)
+        return self.simulation.storages.memory(self.host.sip)
+
+    def enqueue(self, name: str, cost: Cost) -> Operation:
+        """Put an operation whose values are there already on the host's stream."""
+        return self.simulation.streams.enqueue(self.host, name, cost)
+
+    def memory_at(self, device: Any = None) -> DeviceMemory:
+        """Memory of a device given as torch lets one give it; default: the current one."""
+        if not self.chosen and not isinstance(device, int) and (device is None or torch.device(device).index is None):
+            self._remark_on_choice()
+        return self.simulation.storages.memory(self.sip(device))
+
+    def _remark_on_choice(self) -> None:
+        """The program uses the current GPU, and has made none the current one."""
+        self.chosen = True
+        if self.index:
+            self.simulation.remarks.setdefault(
+                "`cuda` is each rank's own GPU here; on hardware it is cuda:0 for every rank that has not called "
+                f"torch.cuda.set_device, as at {user_location()}"
+            )
+
+    def sip(self, device: Any = None) -> int:
+        """The SIP that a device is, which is given as torch lets one give it. A number beyond the node is one of the system."""
+        number = self.number(device)
+        return self.visible[number] if number < len(self.visible) else self.simulation.sips[number]
+
+    def number(self, device: Any = None) -> int:
+        """Index of a device given as an index, a string, a ``torch.device`` or None."""
+        if isinstance(device, int):
+            index: int | None = device
+        elif device is None:
+            index = None
+        else:
+            index = torch.device(device).index
+        if index is None or index < 0:
+            return self.index
+        visible = self.visible  # first: what hides some is known from then on
+        count = len(visible if self._hidden else self.simulation.sips)
+        if index >= count:
+            if not visible:
+                return self.index  # raises
+            whose = f"{self._hidden} leaves" if self._hidden else "the simulated system has"
+            raise RuntimeError(f"CUDA error: invalid device ordinal {index}: {whose} {count} devices")
+        return self.told(index)
+
+    def on_device(self, tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+        """Put a fresh tensor on a GPU, by default on the current one."""
+        self.host.uses_gpu = True
+        place(tensor, self.memory_at(device))
+        return tensor
+
+    def transfer(
+        self,
+        outputs: Sequence[torch.Tensor],
+        memory: DeviceMemory | None,
+        source: torch.Tensor | None = None,
+        *,
+        waits: bool = True,
+    ) -> None:
+        """A copy from the host (``source``) to a SIP's ``memory``, or (None) to the host. If it ``waits``, the host waits for
+        its stream, in either direction: as torch's copies do that are not asked to be ``non_blocking``.
+
+        Raises RuntimeError in a capture, if the source is not pinned, as torch does.
+        """
+        simulation = self.simulation
+        if self.host.capture is not None and memory is not None and (source is None or not is_pinned(source)):
+            self.host.capture.broken = True
+            raise RuntimeError(_UNPINNED)
+        nbytes = nbytes_of(outputs)
+        for output in outputs:
+            place(output, memory)
+        if memory is None:
+            if simulation.hooks is not None:
+                simulation.hooks.host_read(outputs[0], "cpu")
+            simulation.host_reads.to_host(self.host.sip, nbytes, waits=waits, pinned=is_pinned(outputs[0]))
+            return
+        share = 1.0 if source is not None and is_pinned(source) else simulation.topology.device.host_link.pageable
+        route = simulation.topology.host_route(self.host.sip, "h2d")
+        self.enqueue("host to device", copy_cost(route, nbytes, share=share))
+        if waits and self.host.capture is None:
+            simulation.host_reads.finish_stream(self.host.stream)
+
+    def peer_copy(self, outputs: Sequence[torch.Tensor], source: DeviceMemory, target: DeviceMemory) -> None:
+        """A copy from one SIP's memory to another's, on the links between them; it is on the rank's stream."""
+        nbytes = nbytes_of(outputs)
+        route = self.simulation.topology.route(source.sip, target.sip)
+        for output in outputs:
+            place(output, target)
+        self.enqueue("device to device", copy_cost(route, nbytes, "link"))
+
+    def over_links(self, cost: Cost, tensors: Sequence[torch.Tensor]) -> Cost:
+        """``cost`` of an operation some of whose operands may be in the memory of other SIPs or of the host."""
+        remote = RemoteTraffic(self.simulation.topology)
+        for tensor in tensors:
+            block = block_of(tensor)
+            if block is not None and block.mapped:
+                remote.read_host(self.host.sip, tensor.numel() * tensor.element_size())
+            elif block is not None and block.shared:
+                remote.move(block.memory.sip, self.host.sip, tensor.numel() * tensor.element_size())
+        return over_links(cost, remote.seconds, remote.latency) if remote.nbytes else cost
+
+    def look_around(self, name: str) -> None:
+        """The host has looked at memory that other ranks write, maybe not for the last time: let them go on for a moment."""
+        self.simulation.polls.look(f"{name} of memory that ranks share")
+
+    def finish_stream(self, name: str) -> None:
+        """Wait for one of the rank's streams, and for what it has to wait for."""
+        self.simulation.host_reads.finish_stream(name)
+
+    def synchronize(self) -> None:
+        """Wait for all streams of the rank, those of its groups too: ``cudaDeviceSynchronize``. A compiler that measures has
+        nothing on them."""
+        if not self.compiling:
+            self.simulation.host_reads.synchronize(())

@@ -1,0 +1,235 @@
+"""Streams and events of simulated GPUs: ``torch.cuda.Stream``, ``torch.cuda.Event`` and what chooses the current stream.
+
+A rank has one default stream and as many others as it makes; each is a stream of its SIP. What a stream waits for is kept with
+the rank, until something is enqueued on it. Time is virtual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from kernbench.errors import KernbenchError
+from kernbench.order import Moment
+from kernbench.sim_engine.operation import COMPUTE_STREAM, Operation
+from kernbench.simulation.ranks.graph_capture import GraphCapture
+from kernbench.simulation.ranks.hosts import Host
+from kernbench.torch_backend.gpu.device.devices import bound_devices
+
+_OTHER = "stream "
+"""What names of streams begin with that a program makes."""
+
+
+class Stream:
+    """A stream of a simulated GPU; without a ``name``, a new one."""
+
+    device_type = 1  # ``c10::DeviceType::CUDA``
+
+    def __init__(self, device: Any = None, priority: int = 0, *, name: str | None = None, **kwargs: Any) -> None:
+        devices = bound_devices()
+        self.device = torch.device("cuda", devices.told(devices.number(device)))
+        self.device_index = self.device.index
+        self.priority = priority
+        if name is None:
+            mine = devices.mine()
+            mine.streams_made += 1
+            name = f"{_OTHER}{mine.streams_made}"
+        self.name = name
+        self.cuda_stream = self.stream_id = 0 if name == COMPUTE_STREAM else int(name.rpartition(" ")[2])
+
+    def synchronize(self) -> None:
+        bound_devices().mine().finish_stream(self.name)
+
+    def wait_stream(self, stream: Any) -> None:
+        """What is enqueued here next starts after what is on ``stream`` now."""
+        state = bound_devices().mine().host
+        state.let_wait(self.name, state.before(stream.name))
+        if state.order is not None and state.capture is None:
+            state.order.stream_waits(self.name, (state.order.mark(stream.name),))
+        _capture(lambda graph: self._wait_again(state, graph.name(state, self.name), graph.name(state, stream.name)))
+
+    @staticmethod
+    def _wait_again(state: Host, mine: str, other: str) -> None:
+        """:meth:`wait_stream` in a replay."""
+        state.let_wait(mine, state.before(other))
+        if state.order is not None:
+            state.order.stream_waits(mine, (state.order.mark(other),))
+
+    def wait_event(self, event: Any) -> None:
+        """What is enqueued here next starts after the event."""
+        event.wait(self)
+
+    def record_event(self, event: Any = None) -> Any:
+        event = event or Event()
+        event.record(self)
+        return event
+
+    def query(self) -> bool:
+        devices = bound_devices()
+        _not_in_a_capture()
+        host, now = devices.mine().host, devices.simulation.now()
+        before = host.before(self.name)
+        devices.simulation.waits.refresh(before)
+        ended = all(op.end is not None and op.end <= now for op in before)
+        if ended and host.order is not None:
+            host.order.host_waits(host.order.mark(self.name))
+        return ended
+
+    def is_capturing(self) -> bool:
+        return bound_devices().mine().host.capture is not None
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and (other.name, other.device) == (self.name, self.device)
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.device))
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Stream device={self.device} {self.name} (simulated)>"
+
+    def __enter__(self) -> Any:
+        self._context = StreamContext(self)
+        self._context.__enter__()
+        return self
+
+    def __exit__(self, *exc: Any) -> None:
+        self._context.__exit__(*exc)
+
+
+class StreamContext:
+    """Another stream for the length of a block."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+
+    def __enter__(self) -> None:
+        self._before = current_stream()
+        set_stream(self.stream)
+
+    def __exit__(self, *exc: Any) -> None:
+        set_stream(self._before)
+
+
+class Event:
+    """A moment on a rank's stream."""
+
+    def __init__(
+        self, enable_timing: bool = False, blocking: bool = False, interprocess: bool = False, external: bool = False
+    ) -> None:
+        if interprocess:
+            raise KernbenchError("a simulated GPU has no interprocess events: ranks share a process")
+        self.enable_timing = enable_timing
+        self._after: Sequence[Operation] = ()
+        self._clock: float | None = None
+        self._moment: Moment | None = None
+
+    def record(self, stream: Any = None) -> None:
+        state = bound_devices().mine().host
+        name = state.stream if stream is None else stream.name
+        self._mark(state, name)
+        _capture(lambda graph: self._mark(state, graph.name(state, name)))
+
+    def _mark(self, state: Host, name: str) -> None:
+        self._after = state.before(name)
+        self._clock = state.clock
+        if state.order is not None:
+            self._moment = state.order.mark(name)
+
+    def _seen(self) -> None:
+        """The host knows that it has happened."""
+        order = bound_devices().mine().host.order
+        if order is not None:
+            order.host_waits(self._moment)
+
+    def _time(self) -> float:
+        """When it happens, s of virtual time; waits until that is known."""
+        _not_in_a_capture()
+        if self._clock is None:
+            raise RuntimeError("the event has not been recorded")
+        moment, waits = self._clock, bound_devices().simulation.waits
+        waits.refresh(self._after)
+        for op in self._after:
+            if op.end is None:
+                waits.wait(op)
+            assert op.end is not None
+            moment = max(moment, op.end)
+        return moment
+
+    def synchronize(self) -> None:
+        _not_in_a_capture()
+        for op in self._after:
+            bound_devices().simulation.waits.wait(op)
+        self._seen()
+
+    def wait(self, stream: Any = None) -> None:
+        """What is enqueued next on ``stream``, or on the current one, starts after it."""
+        state = bound_devices().mine().host
+        name = state.stream if stream is None else stream.name
+        state.let_wait(name, self._after)
+        if state.order is not None and state.capture is None:
+            state.order.stream_waits(name, (self._moment,))
+        _capture(lambda graph: self._wait_again(state, graph.name(state, name)))
+
+    def _wait_again(self, state: Host, name: str) -> None:
+        """:meth:`wait` in a replay."""
+        state.let_wait(name, self._after)
+        if state.order is not None:
+            state.order.stream_waits(name, (self._moment,))
+
+    def query(self) -> bool:
+        simulation = bound_devices().simulation
+        _not_in_a_capture()
+        simulation.waits.refresh(self._after)
+        unknown = next((op for op in self._after if op.end is None), None)
+        if unknown is not None:
+            simulation.polls.look(unknown)
+        now = simulation.now()
+        happened = all(op.end is not None and op.end <= now for op in self._after)
+        if happened:
+            self._seen()
+        return happened
+
+    def elapsed_time(self, end: Any) -> float:
+        """Milliseconds of virtual time from this event to ``end``."""
+        if not (self.enable_timing and end.enable_timing):
+            raise ValueError("both events must be created with enable_timing=True")
+        return (end._time() - self._time()) * 1e3
+
+
+def _capture(step: Callable[[GraphCapture], None]) -> None:
+    """Have a step taken whenever the graph is replayed that is being captured, if one is."""
+    graph = bound_devices().mine().host.capture
+    if graph is not None:
+        graph.add(lambda: step(graph))
+
+
+def _not_in_a_capture() -> None:
+    graph = bound_devices().mine().host.capture
+    if graph is not None:
+        graph.forbid()
+
+
+def set_stream(stream: Any) -> None:
+    """``torch.cuda.set_stream``."""
+    if stream is not None:
+        bound_devices().mine().host.stream = stream.name
+
+
+def set_stream_by_number(stream_id: int, device_index: int, device_type: int) -> None:
+    """``torch._C._cuda_setStream``: the device becomes the current one, too."""
+    devices = bound_devices()
+    host = devices.mine().host
+    host.sip = devices.mine().sip(device_index)
+    host.stream = COMPUTE_STREAM if stream_id == 0 else f"{_OTHER}{stream_id}"
+
+
+def current_stream(device: Any = None) -> Stream:
+    """``torch.cuda.current_stream``."""
+    return Stream(device, name=bound_devices().mine().host.stream)
+
+
+def default_stream(device: Any = None) -> Stream:
+    """``torch.cuda.default_stream``."""
+    return Stream(device, name=COMPUTE_STREAM)

@@ -1,0 +1,116 @@
+"""``torch.autocast("cuda")``: what it computes in 32 bits.
+
+It is one of CPU tensors here (:mod:`.torch_functions`), and a CPU's autocast leaves most of what a GPU's
+computes in ``float32`` as it is: norms, softmax, losses, powers, exponentials, sums. Those are given to it, for tensors on
+simulated GPUs, as torch's documentation lists them ("Autocast Op Reference", CUDA ops that autocast to float32).
+
+A softmax is of 32 bits only if it is not told a dtype, as ``F.cross_entropy`` tells its own that of the logits: then it is the
+loss of its result that is of 32 bits. Of ``float16`` it is one kernel that gives 32 bits
+(:mod:`.wide_softmax`), of ``bfloat16`` a cast comes before it (torch 2.13, ATen/autocast_mode.h and
+ATen/native/SoftMax.cpp).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from kernbench.simulation.memory.tensor_queries import tells_of_looks
+from kernbench.torch_backend.gpu.tensors.placement import PLAIN, block_of, place_result
+from kernbench.torch_backend.relies_on import Reliance
+
+_IN_32_BITS = (
+    "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "sinh", "tan",
+    "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus", "layer_norm", "native_layer_norm", "group_norm",
+    "cosine_similarity", "poisson_nll_loss", "cosine_embedding_loss", "nll_loss", "nll_loss2d", "hinge_embedding_loss",
+    "kl_div", "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss", "margin_ranking_loss", "multilabel_margin_loss",
+    "soft_margin_loss", "triplet_margin_loss", "multi_margin_loss", "binary_cross_entropy_with_logits", "dist", "pdist",
+    "cdist", "renorm", "logsumexp", "prod", "prod.dim_int", "cumprod", "cumsum", "sum", "sum.dim_IntList",
+    "linalg_vector_norm", "norm.Scalar", "norm.ScalarOpt_dim",
+)  # fmt: skip
+_WIDENING = {"softmax.int": "_softmax", "log_softmax.int": "_log_softmax"}
+"""Operators that may be told a dtype, and the kernel that each has for float16."""
+_AS_IT_IS = ("cross_entropy_loss",)
+"""Operators that a CPU's autocast computes in 32 bits as a whole, and a GPU's by what they consist of."""
+_NARROW = (torch.float16, torch.bfloat16)
+_KEY = "AutocastCPU"
+
+RELIES_ON = (
+    Reliance("torch._C", "a kernel of autocast goes on below it, and is given where there is none", has=(
+        "_ExcludeDispatchKeyGuard", "DispatchKey", "DispatchKeySet", "_dispatch_has_kernel_for_dispatch_key",
+    )),
+    Reliance("torch.ops.aten", "operators that a GPU's autocast computes in 32 bits",
+             has=tuple(sorted({name.partition(".")[0] for name in (*_IN_32_BITS, *_WIDENING)}))),
+)  # fmt: skip
+
+
+def register(library: Any) -> None:
+    """Give a CPU's autocast what it lacks of a GPU's; ``library``: of ``aten``, for the key ``AutocastCPU``."""
+    for name in (*_IN_32_BITS, *_WIDENING):
+        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", _KEY):
+            inside = _overload(_WIDENING[name]) if name in _WIDENING else None
+            library.impl(name, _in_32_bits(_overload(name), inside))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*other operators may also be overridden")
+        for name in _AS_IT_IS:
+            library.impl(name, _as_it_is(_overload(name)), allow_override=True)
+
+
+def _overload(name: str) -> Any:
+    packet, _, overload = name.partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+def _in_32_bits(overload: Any, inside: Any) -> Callable[..., Any]:
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
+            given = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
+            if not any(_on_a_gpu(each) for each in given):
+                return overload(*args, **kwargs)
+            if inside is not None:
+                return _softmax(overload, inside, *args, **kwargs)
+            args = tuple(_wide(each) for each in args)
+            kwargs = {name: _wide(each) for name, each in kwargs.items()}
+            return overload(*args, **kwargs)
+
+    return compute
+
+
+def _as_it_is(overload: Any) -> Callable[..., Any]:
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(each, torch.Tensor) and _on_a_gpu(each) for each in args):
+            return overload.decompose(*args, **kwargs)
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
+            return overload(*map(_wide, args), **{name: _wide(each) for name, each in kwargs.items()})
+
+    return compute
+
+
+def _on_a_gpu(tensor: torch.Tensor) -> bool:
+    return block_of(tensor) is not None or tells_of_looks(tensor)
+
+
+def _softmax(
+    overload: Any, inside: Any, tensor: torch.Tensor, dim: int, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    found: torch.Tensor
+    if dtype is not None:
+        found = overload(tensor, dim, dtype)
+    elif tensor.dtype is torch.float16 and type(tensor) in PLAIN and block_of(tensor) is not None:
+        found = inside(tensor, dim, True)
+    else:
+        found = overload(_wide(tensor), dim)
+    return found
+
+
+def _wide(value: Any) -> Any:
+    if not isinstance(value, torch.Tensor) or value.dtype not in _NARROW:
+        return value
+    wide = value.float()
+    block = block_of(value)
+    if block is not None:
+        place_result(wide, block.memory)  # also where nothing is recorded
+    return wide

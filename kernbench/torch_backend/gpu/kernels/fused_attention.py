@@ -1,0 +1,187 @@
+"""Attention that a GPU computes in one kernel, and torch on a CPU in steps that keep the scores.
+
+With dropout, a mask that wants a gradient, or values of another width than keys, ``F.scaled_dot_product_attention`` of CPU
+tensors falls back to products and a softmax: memory of the square of the length, which a GPU's flash or memory-efficient
+kernels do not take. On a simulated GPU it is the memory-efficient kernel's operator, with and without data; so is the
+attention of a program that has switched flash off (``sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION)``). What a GPU computes in
+steps too (three dimensions, grouped queries together with one of these, ``SDPBackend.MATH``) is left to torch.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from kernbench.torch_backend.gpu.tensors.placement import block_of
+from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.relies_on import Reliance
+
+_OPERATOR = "_scaled_dot_product_efficient_attention"
+
+RELIES_ON = (
+    Reliance("torch.nn.functional.scaled_dot_product_attention", "programs and torch's layers attend by it"),
+    Reliance(
+        f"torch.ops.aten.{_OPERATOR}", "autograd and meta kernels know it; it gives the output and the logsumexp first",
+        holds=lambda op: [each.name for each in op.default._schema.arguments][3:7]
+        == ["attn_bias", "compute_log_sumexp", "dropout_p", "is_causal"],
+    ),
+    Reliance(
+        f"torch.ops.aten.{_OPERATOR}_backward", "its gradient",
+        holds=lambda op: [each.name for each in op.default._schema.arguments][5:12]
+        == ["out", "logsumexp", "philox_seed", "philox_offset", "dropout_p", "grad_input_mask", "is_causal"],
+    ),
+)  # fmt: skip
+
+_PADDED = 32
+"""The kernel keeps the logsumexp of queries up to a multiple of these."""
+
+
+_TRACED = "_torchdynamo_inline"
+"""The attribute of a function in whose place Dynamo traces another."""
+
+ring: Callable[..., Any] | None = None
+"""What is asked first, with the same arguments: attention over a ring, while a rank is in ``context_parallel``."""
+
+
+def install(patches: Patches) -> None:
+    """Replace ``F.scaled_dot_product_attention``."""
+    stock = F.scaled_dot_product_attention
+
+    @functools.wraps(stock)
+    def attention(
+        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
+        scale: float | None = None, enable_gqa: bool = False,
+    ) -> Any:  # fmt: skip
+        if ring is not None:
+            found = ring(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+            if found is not None:
+                return found
+        if _is_jagged(query, key, value) and attn_mask is None:
+            return _of_sequences(attention, (query, key, value), dropout_p, is_causal, scale, enable_gqa)
+        in_steps = (
+            dropout_p > 0
+            or not torch.backends.cuda.flash_sdp_enabled()
+            or (attn_mask is not None and attn_mask.requires_grad)
+            or value.shape[-1] != query.shape[-1]
+        )
+        if not in_steps or not _has_a_kernel(query, key, value, attn_mask, is_causal):
+            return stock(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
+        parts = (query, key, value)
+        if torch.is_autocast_enabled("cpu"):
+            parts = tuple(each.to(torch.get_autocast_dtype("cpu")) for each in parts)
+        bias = attn_mask
+        if bias is not None:
+            if bias.dtype is torch.bool:
+                bias = torch.where(bias, 0.0, -math.inf)
+            bias = bias.to(parts[0].dtype).expand(*query.shape[:3], key.shape[2])
+        keep = torch.is_grad_enabled() and any(each.requires_grad for each in (*parts, bias) if each is not None)
+        operator = getattr(torch.ops.aten, _OPERATOR).default
+        return operator(*parts, bias, keep, dropout_p, is_causal, scale=scale)[0]
+
+    vars(attention)[_TRACED] = stock
+    patches.set(F, "scaled_dot_product_attention", attention)
+
+
+def _is_jagged(*tensors: Any) -> bool:
+    """Whether these are sequences of several lengths on a GPU, each of heads, positions and their parts."""
+    return all(
+        isinstance(each, torch.Tensor)
+        and each.layout is torch.jagged
+        and each.dim() == 4
+        and isinstance(each.size(2), torch.SymInt)
+        and block_of(each) is not None
+        for each in tensors
+    )
+
+
+def _of_sequences(
+    attention: Callable[..., Any], parts: tuple[Any, ...], dropout_p: float, is_causal: bool, scale: float | None,
+    enable_gqa: bool,
+) -> Any:  # fmt: skip
+    """Attention of jagged tensors, a call for each sequence: C++ would ask whether a GPU has a kernel for them all."""
+    how: dict[str, Any] = {"dropout_p": dropout_p, "is_causal": is_causal, "scale": scale, "enable_gqa": enable_gqa}
+    outs = [
+        attention(*(part.unsqueeze(0) for part in sequence), **how)[0].transpose(0, 1)
+        for sequence in zip(*(part.unbind() for part in parts), strict=True)
+    ]
+    return torch.nested.nested_tensor_from_jagged(torch.cat(outs), parts[0].offsets()).transpose(1, 2)
+
+
+def go_around(attention: Callable[..., Any] | None) -> None:
+    """Ask ``attention`` first (:data:`ring`), which Dynamo does not trace; None: no function, and Dynamo traces torch's own."""
+    global ring
+    ring = attention
+    found = vars(F.scaled_dot_product_attention)
+    found.pop(_TRACED, None)
+    if attention is None and "__wrapped__" in found:
+        found[_TRACED] = found["__wrapped__"]
+
+
+def _has_a_kernel(query: Any, key: Any, value: Any, mask: Any, causal: bool) -> bool:
+    """Whether a GPU's memory-efficient kernel takes these."""
+    return (
+        query.dim() == key.dim() == value.dim() == 4
+        and query.shape[1] == key.shape[1] == value.shape[1]
+        and not (causal and mask is not None)
+        and torch.backends.cuda.mem_efficient_sdp_enabled()
+        and block_of(query) is not None
+    )
+
+
+def forward(
+    query: Any, key: Any, value: Any, bias: Any, keep: bool, dropout_p: float = 0.0, is_causal: bool = False, *,
+    scale: float | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+    """The operator on CPU tensors ``[batch, heads, tokens, width]``: output, logsumexp, and what the dropout was drawn from."""
+    seed = torch.randint(1 << 62, ()) if dropout_p else torch.zeros((), dtype=torch.int64)
+    scores = _scores(query, key, bias, is_causal, scale)
+    logsumexp = scores.logsumexp(-1)
+    shares = (scores - logsumexp.unsqueeze(-1)).exp().nan_to_num(0.0) * _kept(scores, dropout_p, seed)
+    tokens = query.shape[2]
+    kept = (
+        F.pad(logsumexp, (0, -tokens % _PADDED), value=math.inf) if keep else logsumexp.new_empty((*query.shape[:2], 0))
+    )
+    out = (shares @ value.float()).to(query.dtype).transpose(1, 2).contiguous().transpose(1, 2)
+    return out, kept, seed, torch.zeros((), dtype=torch.int64)
+
+
+def backward(
+    grad: Any, query: Any, key: Any, value: Any, bias: Any, out: Any, logsumexp: Any, seed: Any, offset: Any, dropout_p: float,
+    wanted: Any, is_causal: bool = False, *, scale: float | None = None,
+) -> tuple[Any, Any, Any, Any]:  # fmt: skip
+    """Its gradient: of query, key, value and bias. Dao et al., FlashAttention, algorithm 4, without the blocks."""
+    grad, wide = grad.float(), (query.float(), key.float(), value.float())
+    scores = _scores(query, key, bias, is_causal, scale)
+    shares = (scores - logsumexp[..., : query.shape[2], None]).exp().nan_to_num(0.0)
+    kept = _kept(scores, dropout_p, seed)
+    of_shares = grad @ wide[2].mT * kept
+    of_scores = shares * (of_shares - (grad * out.float()).sum(-1, keepdim=True))
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    found = (of_scores @ wide[1] * factor, of_scores.mT @ wide[0] * factor, (shares * kept).mT @ grad)
+    made = [each.to(query.dtype).transpose(1, 2).contiguous().transpose(1, 2) for each in found]
+    return *made, of_scores.to(query.dtype) if wanted[3] else None
+
+
+def _scores(query: Any, key: Any, bias: Any, is_causal: bool, scale: float | None) -> torch.Tensor:
+    found: torch.Tensor = query.float() @ key.float().mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    if bias is not None:
+        found = found + bias.float()
+    if is_causal:
+        found = found.masked_fill(torch.ones(found.shape[-2:], dtype=torch.bool).triu(1), -math.inf)
+    return found
+
+
+def _kept(scores: torch.Tensor, dropout_p: float, seed: torch.Tensor) -> Any:
+    """What each share is multiplied by: nothing where it is dropped."""
+    if not dropout_p:
+        return 1.0
+    drawn = torch.rand(scores.shape, generator=torch.Generator().manual_seed(int(seed)))
+    return (drawn >= dropout_p).float() / (1 - dropout_p)
+
+
+KERNELS: dict[str, Callable[..., Any]] = {f"aten::{_OPERATOR}": forward, f"aten::{_OPERATOR}_backward": backward}

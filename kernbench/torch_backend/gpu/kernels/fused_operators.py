@@ -1,0 +1,104 @@
+"""Operators that are one kernel on a GPU, and that torch composes of others for CPU tensors.
+
+- ``rms_norm``: on a GPU ``_fused_rms_norm``, forward and backward, where input and weight have one format.
+- ``dropout``: on a GPU ``native_dropout``, which keeps its mask, for ``0 < p < 1``.
+
+The functions of torch that choose are replaced, and choose for tensors on simulated GPUs as they would there. What CPUs have no
+kernel for is given one (:func:`register`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from kernbench.simulation.memory.tensor_queries import tells_of_looks
+from kernbench.torch_backend.gpu.tensors.placement import block_of
+from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.relies_on import Reliance
+
+Tensor = torch.Tensor
+
+RELIES_ON = (
+    Reliance("torch", "`torch.nn.functional.rms_norm` and others choose their kernel in this", has=("rms_norm", "dropout")),
+    Reliance("torch._VF", "`torch.nn.functional.dropout` calls this", has=("dropout",)),
+    Reliance("torch.ops.aten._fused_rms_norm.default", "what a GPU runs, with a gradient of its own", has=("_schema",)),
+    Reliance("torch.ops.aten._fused_rms_norm_backward.default", "its gradient", has=("_schema",)),
+    Reliance("torch.native_dropout", "what a GPU runs"),
+)  # fmt: skip
+
+
+def install(patches: Patches) -> None:
+    """Let torch choose as on a GPU."""
+    patches.set(torch, "rms_norm", _fused_norm(torch.rms_norm))
+    patches.set(torch, "dropout", _fused_dropout(torch.dropout))
+    patches.set(torch._VF, "dropout", _fused_dropout(torch._VF.dropout))
+
+
+def register(library: Any) -> None:
+    """Give the CPU the kernels that only a GPU has; ``library``: of ``aten``, for the key ``CPU``."""
+    library.impl("_fused_rms_norm", fused_rms_norm)
+    library.impl("_fused_rms_norm_backward", fused_rms_norm_backward)
+
+
+def _on_a_gpu(tensor: Any) -> bool:
+    return isinstance(tensor, Tensor) and (block_of(tensor) is not None or tells_of_looks(tensor))
+
+
+def _fused_norm(stock: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @functools.wraps(stock)
+    def rms_norm(
+        input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
+    ) -> Tensor:
+        if not _on_a_gpu(input) or (weight is not None and weight.dtype is not input.dtype):
+            return stock(input, normalized_shape, weight, eps)
+        found: Tensor = torch.ops.aten._fused_rms_norm(input, normalized_shape, weight, eps)[0]
+        return found
+
+    return rms_norm
+
+
+def _fused_dropout(stock: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @functools.wraps(stock)
+    def dropout(input: Tensor, p: float, train: bool) -> Tensor:
+        if not (train and 0 < p < 1 and _on_a_gpu(input) and input.numel()):
+            return stock(input, p, train)
+        return torch.native_dropout(input, p, train)[0]
+
+    return dropout
+
+
+def fused_rms_norm(
+    input: Tensor, normalized_shape: list[int], weight: Tensor | None, eps: float | None
+) -> tuple[Tensor, Tensor]:
+    """``input / rms * weight`` and ``1 / rms`` (fp32 at least, the last dimensions one), summed in fp32 at least."""
+    dims = list(range(input.dim() - len(normalized_shape), input.dim()))
+    wide = input if input.dtype is torch.float64 else input.float()
+    smallest = torch.finfo(wide.dtype).eps if eps is None else eps
+    inverse = (wide.square().mean(dims, keepdim=True) + smallest).rsqrt()
+    normed = wide * inverse
+    if weight is not None:
+        normed = normed * weight.to(wide.dtype)
+    return normed.to(input.dtype), inverse
+
+
+def fused_rms_norm_backward(
+    grad_out: Tensor, input: Tensor, normalized_shape: list[int], rstd: Tensor, weight: Tensor | None,
+    output_mask: list[bool],
+) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
+    """Gradients of input and weight. With ``y = x r w`` and ``g = dL/dy``: ``r (g w - x r mean(g w x r))``, ``sum(g x r)``."""
+    dims = list(range(input.dim() - len(normalized_shape), input.dim()))
+    others = list(range(input.dim() - len(normalized_shape)))
+    wide, gradient = input.to(rstd.dtype), grad_out.to(rstd.dtype)
+    normed = wide * rstd
+    of_input = of_weight = None
+    if output_mask[0]:
+        scaled = gradient if weight is None else gradient * weight.to(rstd.dtype)
+        of_input = (rstd * (scaled - normed * (scaled * normed).mean(dims, keepdim=True))).to(input.dtype)
+    if output_mask[1] and weight is not None:
+        product = gradient * normed
+        of_weight = (product.sum(others) if others else product).to(weight.dtype)
+    return of_input, of_weight

@@ -1,0 +1,1 @@
+"""The memory of simulated GPUs: what programs ask of it, and what they use it for."""

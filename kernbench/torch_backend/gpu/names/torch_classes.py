@@ -1,0 +1,158 @@
+"""Classes of torch whose constructors would ask a CUDA runtime: ``torch.device``, ``torch.Stream``, ``torch.Event``,
+``torch.Generator``, ``torch.cuda.FloatTensor``. What stands for them makes torch's own objects, or a simulated GPU's."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.utils._device
+
+from kernbench.torch_backend.gpu.device.generators import GpuGenerator
+from kernbench.torch_backend.gpu.device.streams import Event, Stream
+from kernbench.torch_backend.gpu.tensors.placement import block_of
+from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.relies_on import Reliance
+
+_stock_device: Any = torch.device
+_stock_generator: Any = torch.Generator
+
+TENSOR_TYPES = {
+    "FloatTensor": torch.float32, "DoubleTensor": torch.float64, "HalfTensor": torch.float16,
+    "BFloat16Tensor": torch.bfloat16, "LongTensor": torch.int64, "IntTensor": torch.int32, "ShortTensor": torch.int16,
+    "CharTensor": torch.int8, "ByteTensor": torch.uint8, "BoolTensor": torch.bool,
+}  # fmt: skip
+"""``torch.cuda``'s old names of tensor types."""
+
+RELIES_ON = (
+    Reliance(
+        "torch.device", "`torch.device(0)` of a program finds the class that stands in its place",
+        looked_up_by=("torch.serialization",),
+    ),
+    Reliance("torch", "a stream or an event of a simulated GPU is one of ours, any other one torch's", has=("Stream", "Event")),
+    Reliance(
+        "torch.Generator", "a generator on `cuda` is one of the CPU",
+        holds=lambda generator: isinstance(torch.default_generator, generator),
+    ),
+    Reliance("torch.cuda", "old names of tensor types make tensors on a simulated GPU", has=tuple(TENSOR_TYPES)),
+    Reliance("torch._C", "the default device is that of the innermost function mode", has=(
+        "_len_torch_function_stack", "_get_function_stack_at",
+    )),
+    Reliance("torch.utils._device.DeviceContext", "it is the mode of `with torch.device(...)`", parameters=("device",)),
+    Reliance(
+        "torch.utils._device._device_constructors", "it keeps the functions that it finds: called before they are replaced",
+        holds=lambda function: hasattr(function, "cache_info"),
+    ),
+)  # fmt: skip
+
+
+class _DeviceKind(type):
+    """``torch.device`` of which ``torch.device(0)`` is ``cuda:0``; an instance is torch's own.
+
+    It equals torch's: ``torch.fx`` compares what it has kept with what ``torch.device`` is now.
+    """
+
+    def __eq__(cls, other: object) -> bool:
+        return other is cls or other is _stock_device
+
+    def __hash__(cls) -> int:
+        return hash(_stock_device)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, _stock_device)
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        if len(args) == 1 and type(args[0]) is int and not kwargs:
+            return _stock_device("cuda", args[0])
+        return _stock_device(*args, **kwargs)
+
+
+class _OfAnyDevice(type):
+    """A class of streams or events: one on ``cuda``, which is the default, is ``simulated``, any other one is ``stock``'s.
+
+    ``torch.cuda``'s are subclasses of it, as torch's are.
+    """
+
+    stock: Any
+    simulated: type
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return cls.__subclasscheck__(type(instance))
+
+    def __subclasscheck__(cls, subclass: type) -> bool:
+        own = type.__subclasscheck__(cls, subclass)
+        return own if cls not in _CLASSES.values() else own or issubclass(subclass, (cls.stock, cls.simulated))
+
+
+class _StreamKind(_OfAnyDevice):
+    def __call__(cls, device: Any = None, **kwargs: Any) -> Any:
+        on_gpu = device is None or type(device) is int or torch.device(device).type == "cuda"
+        return cls.simulated(device, **kwargs) if on_gpu else cls.stock(device, **kwargs)
+
+
+class _EventKind(_OfAnyDevice):
+    def __call__(cls, device: Any = None, **kwargs: Any) -> Any:
+        on_gpu = device is None or torch.device(device).type == "cuda"
+        return cls.simulated(**kwargs) if on_gpu else cls.stock(device, **kwargs)
+
+
+class _GeneratorKind(type):
+    """``torch.Generator`` that may be asked for on ``cuda``; an instance is torch's own. Its methods are torch's."""
+
+    def __getattr__(cls, name: str) -> Any:
+        return getattr(_stock_generator, name)
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, _stock_generator)
+
+    def __call__(cls, device: Any = "cpu") -> Any:
+        on_gpu = type(device) is int or torch.device(device).type == "cuda"
+        return GpuGenerator(device="cpu") if on_gpu else _stock_generator(device=device)
+
+
+class _TensorKind(type):
+    """A type of tensors on a simulated GPU, of the class's ``dtype``."""
+
+    dtype: torch.dtype
+
+    def __instancecheck__(cls, instance: Any) -> bool:
+        return isinstance(instance, torch.Tensor) and instance.dtype is cls.dtype and block_of(instance) is not None
+
+    def __call__(cls, *args: Any) -> Any:
+        if len(args) == 1 and isinstance(args[0], list | tuple) and not isinstance(args[0], torch.Size):
+            return torch.tensor(args[0], dtype=cls.dtype, device="cuda")
+        if len(args) == 1 and isinstance(args[0], torch.Tensor):
+            return args[0].to("cuda", cls.dtype)
+        return torch.empty(*args, dtype=cls.dtype, device="cuda")
+
+
+_CLASSES: dict[str, type] = {
+    "device": _DeviceKind("device", (), {"__module__": "torch"}),
+    "Stream": _StreamKind("Stream", (), {"__module__": "torch", "stock": torch.Stream, "simulated": Stream}),
+    "Event": _EventKind("Event", (), {"__module__": "torch", "stock": torch.Event, "simulated": Event}),
+    "Generator": _GeneratorKind("Generator", (), {}),
+}
+"""What stands for ``torch``'s classes."""
+
+_TENSOR_CLASSES: dict[str, type] = {
+    name: _TensorKind(name, (), {"__module__": "torch.cuda", "dtype": dtype}) for name, dtype in TENSOR_TYPES.items()
+}
+"""What stands for ``torch.cuda``'s types of tensors."""
+
+
+def default_device() -> Any:
+    """The device that ``with torch.device(...)`` or ``torch.set_default_device`` has set, None if unset."""
+    C: Any = torch._C
+    for depth in reversed(range(C._len_torch_function_stack())):
+        mode = C._get_function_stack_at(depth)
+        if isinstance(mode, torch.utils._device.DeviceContext):
+            return mode.device
+    return None
+
+
+def install(patches: Patches) -> None:
+    """Replace the classes."""
+    torch.utils._device._device_constructors()  # it keeps what it finds: let that be torch's own functions
+    for owner, classes in ((torch, _CLASSES), (torch.cuda, _TENSOR_CLASSES)):
+        for name, cls in classes.items():
+            patches.set(owner, name, cls)

@@ -1,0 +1,217 @@
+"""Functions of torch that would ask a CUDA runtime, or could not put their result on a simulated GPU: factories,
+``torch.load``, ``Module.to``, ``torch.autocast``."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch.jit import _builtins, _recursive
+
+from kernbench.simulation.values.known_values import keep
+from kernbench.torch_backend.gpu.device.devices import bound_devices, current_device
+from kernbench.torch_backend.gpu.names.torch_classes import default_device
+from kernbench.torch_backend.gpu.tensors.pinning import pinned
+from kernbench.torch_backend.gpu.tensors.placement import block_of, is_described, place_storage
+from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.relies_on import Reliance
+
+_TAKE_AN_INDEX = (
+    "empty", "zeros", "ones", "full", "rand", "randn", "randint", "randperm", "arange", "linspace", "eye", "empty_strided",
+    "empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "logspace", "normal",
+    "scalar_tensor", "empty_permuted", "hann_window", "hamming_window", "blackman_window", "bartlett_window", "kaiser_window",
+)  # fmt: skip
+"""Functions of which a program may write ``device=torch.cuda.current_device()``, a number: C++ would ask a CUDA runtime."""
+_METHODS_THAT_TAKE_AN_INDEX = ("new_empty", "new_empty_strided", "new_full", "new_ones", "new_zeros")
+_HAVE_NO_KERNEL = (
+    "tensor", "as_tensor", "asarray", "sparse_coo_tensor", "sparse_csr_tensor", "tril_indices", "triu_indices", "range",
+)  # fmt: skip
+"""Functions whose result is not made by the two operations that allocate."""
+_NEST = ("nested_tensor", "as_nested_tensor")
+"""Functions of ``torch.nested`` that give C++ the device, unless the layout is ``torch.jagged``."""
+
+
+RELIES_ON = (
+    Reliance("torch", "programs make tensors with these on a simulated GPU", has=(*_HAVE_NO_KERNEL, *_TAKE_AN_INDEX, "load")),
+    Reliance("torch.Tensor", "and with these methods", has=_METHODS_THAT_TAKE_AN_INDEX),
+    Reliance("torch._C._nn._parse_to", "`Module.to(3)` means a GPU", looked_up_by=("torch.nn.Module.to",)),
+    Reliance("torch._C._len_torch_function_stack", "whether there may be a default device"),
+    Reliance(
+        "torch.amp.autocast_mode.autocast.__init__", "autocast on `cuda` is one of the CPU tensors that stand for the GPU's",
+        parameters=("self", "device_type", "dtype", "enabled", "cache_enabled"),
+    ),
+    Reliance("torch.amp.autocast_mode.autocast", "and CUDA's own state says so to its callers", has=("__enter__", "__exit__")),
+    Reliance(
+        "torch._use_cudnn_rnn_flatten_weight", "builds for CUDA lay out recurrent weights by a call of cuDNN",
+        looked_up_by=("torch.nn.modules.rnn.RNNBase.flatten_parameters",),
+    ),
+    Reliance("torch.jit._builtins._find_builtin", "TorchScript knows the functions by what they are", parameters=("fn",)),
+    Reliance("torch.jit._recursive._find_builtin", "and looks them up here, too", parameters=("fn",)),
+    Reliance("torch.nested", "and nested ones with these", has=_NEST),
+    Reliance("torch.load", "`map_location` may name a simulated GPU", parameters=("f", "map_location")),
+)  # fmt: skip
+
+
+def install(patches: Patches) -> None:
+    """Wrap the functions."""
+    stocks = {name: getattr(torch, name) for name in (*_HAVE_NO_KERNEL, *_TAKE_AN_INDEX)}
+    for name in _HAVE_NO_KERNEL:
+        patches.set(torch, name, _places_result(getattr(torch, name)))
+    patches.set(torch._C._nn, "_parse_to", _with_first_index(torch._C._nn._parse_to))
+    for name in _TAKE_AN_INDEX:
+        patches.set(torch, name, _with_index(getattr(torch, name)))
+    for name in _METHODS_THAT_TAKE_AN_INDEX:
+        patches.set(torch.Tensor, name, _with_index(getattr(torch.Tensor, name)))
+    autocast = torch.amp.autocast_mode.autocast
+    patches.set(autocast, "__init__", _autocast_init(autocast.__init__))
+    patches.set(autocast, "__enter__", _autocast_enter(autocast.__enter__))
+    patches.set(autocast, "__exit__", _autocast_exit(autocast.__exit__))
+    patches.set(torch, "load", _loads(torch.load))
+    for name in _NEST:
+        patches.set(torch.nested, name, _nests(getattr(torch.nested, name)))
+    patches.set(torch, "_use_cudnn_rnn_flatten_weight", lambda: False)
+    find = knows_wrapped(_builtins._find_builtin, {getattr(torch, name): stock for name, stock in stocks.items()})
+    for module in (_builtins, _recursive):
+        patches.set(module, "_find_builtin", find)
+
+
+def knows_wrapped(stock: Callable[..., Any], stocks: dict[Any, Any]) -> Callable[..., Any]:
+    """``torch.jit.script`` compiles calls of the wrapped functions to the operations of those that they wrap."""
+
+    @functools.wraps(stock)
+    def find(fn: Any) -> Any:
+        return stock(stocks.get(fn, fn) if type(fn) is FunctionType else fn)
+
+    return find
+
+
+def _places_result(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        if device is None and torch._C._len_torch_function_stack():
+            device = default_device()
+        pin = kwargs.pop("pin_memory", False)  # of what goes to a GPU, the memory that it comes from is
+        if type(device) is not int and (device is None or torch.device(device).type != "cuda"):
+            return pinned(stock(*args, **kwargs)) if pin else stock(*args, **kwargs)
+        kwargs["device"] = "cpu"
+        tensor = stock(*args, **kwargs)
+        if is_described(type(tensor)):  # a graph is being traced, in which it is copied there
+            return tensor.to(device)
+        if isinstance(args[0] if args else None, torch.Tensor) and block_of(tensor) is None:
+            tensor = tensor.clone()
+        mine = bound_devices()
+        keep(mine.simulation.storages, tensor)
+        return mine.on_device(tensor, device)
+
+    return wrapped
+
+
+def _loads(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.load`` whose ``map_location`` may name a simulated GPU: what is loaded is on it then."""
+
+    @functools.wraps(stock)
+    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        mine = current_device()
+        if mine is None or map_location is None or callable(map_location):
+            return stock(f, map_location, *args, **kwargs)
+
+        def put(storage: Any, location: str) -> Any:
+            wanted = map_location.get(location, location) if isinstance(map_location, dict) else map_location
+            if type(wanted) is not int and torch.device(wanted).type != "cuda":
+                return storage if torch.device(wanted).type == "cpu" else None
+            mine.host.uses_gpu = True
+            place_storage(storage, mine.memory_at(wanted))
+            return storage
+
+        return stock(f, put, *args, **kwargs)
+
+    return load
+
+
+def _nests(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that makes a nested tensor of tensors, which are where they are: it is put where it is to be."""
+
+    @functools.wraps(stock)
+    def nest(*args: Any, **kwargs: Any) -> Any:
+        device = kwargs.get("device")
+        if device is None or kwargs.get("layout") is torch.jagged:
+            return stock(*args, **kwargs)
+        if type(device) is not int and torch.device(device).type != "cuda":
+            return stock(*args, **kwargs)
+        leaf = kwargs.pop("requires_grad", False)
+        made = stock(*args, **{**kwargs, "device": None}).to(device)
+        return made.requires_grad_() if leaf else made
+
+    return nest
+
+
+def _with_index(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def factory(*args: Any, **kwargs: Any) -> Any:
+        if type(kwargs.get("device")) is int:
+            kwargs["device"] = torch.device("cuda", kwargs["device"])
+        if kwargs.get("pin_memory"):
+            return pinned(stock(*args, **{**kwargs, "pin_memory": False}))
+        return stock(*args, **kwargs)
+
+    return factory
+
+
+def _with_first_index(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """``Module.to(3)``: the first argument may be a number."""
+    with_keyword = _with_index(stock)
+
+    @functools.wraps(stock)
+    def parse(*args: Any, **kwargs: Any) -> Any:
+        if args and type(args[0]) is int:
+            args = (torch.device("cuda", args[0]), *args[1:])
+        return with_keyword(*args, **kwargs)
+
+    return parse
+
+
+def _autocast_init(stock: Callable[..., None]) -> Callable[..., None]:
+    """``torch.autocast("cuda")`` applies to the CPU tensors that stand for the GPU's, with CUDA's default dtype."""
+
+    @functools.wraps(stock)
+    def init(
+        self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: bool | None = None
+    ) -> None:
+        self._stands_for_cuda = device_type == "cuda"
+        if self._stands_for_cuda:
+            device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
+        stock(self, device_type, dtype, enabled, cache_enabled)
+
+    return init
+
+
+def _autocast_enter(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """It tells CUDA's state too: ``torch.is_autocast_enabled()`` means CUDA, and so do ``custom_fwd`` and ``checkpoint``."""
+
+    @functools.wraps(stock)
+    def enter(self: Any) -> Any:
+        if getattr(self, "_stands_for_cuda", False):
+            self._before_of_cuda = (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"))
+            torch.set_autocast_enabled("cuda", self._enabled)
+            torch.set_autocast_dtype("cuda", self.fast_dtype)
+        return stock(self)
+
+    return enter
+
+
+def _autocast_exit(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """The other end of it."""
+
+    @functools.wraps(stock)
+    def leave(self: Any, *error: Any) -> Any:
+        if getattr(self, "_stands_for_cuda", False):
+            enabled, dtype = self._before_of_cuda
+            torch.set_autocast_enabled("cuda", enabled)
+            torch.set_autocast_dtype("cuda", dtype)
+        return stock(self, *error)
+
+    return leave

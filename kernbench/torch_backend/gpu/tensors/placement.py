@@ -1,0 +1,167 @@
+"""Which tensors are on a simulated GPU.
+
+A tensor that a program has put on ``cuda`` is a CPU tensor whose storage is noted to be on a SIP
+(:mod:`kernbench.simulation.memory.storages`). Operations on such tensors give such tensors.
+
+A subclass that wraps tensors (DTensor, AsyncCollectiveTensor) is where they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from kernbench.simulation.memory.storages import NOTE, Block, DeviceMemory, Stored
+from kernbench.simulation.memory.tensor_queries import storage_of
+from kernbench.simulation.order.shadow_memory import forget
+from kernbench.simulation.values.assumptions import mean_of
+from kernbench.torch_backend.relies_on import Reliance
+
+PLAIN = (torch.Tensor, torch.nn.Parameter)
+"""Types of tensors that have a storage of their own."""
+
+
+def _keeps_attributes(untyped_storage: Any) -> bool:
+    tensor = torch.zeros(1)
+    untyped_storage(tensor).kernbench_seen = True
+    view = tensor.view(-1)
+    del tensor
+    return bool(untyped_storage(view).kernbench_seen)
+
+
+RELIES_ON = (
+    Reliance("torch._C.TensorBase.untyped_storage", "its Python object, with attributes, lives as long as the storage",
+             holds=_keeps_attributes),
+    Reliance("torch._C.TensorBase.numpy", "it shares the memory, whatever class of Python the tensor has",
+             holds=lambda numpy: numpy(made := torch.zeros(1)).ctypes.data == made.data_ptr()),
+    Reliance("torch._C.DisableTorchFunction", "it skips function modes", has=("__enter__", "__exit__")),
+    Reliance(
+        "torch.distributed.tensor.DTensor.__tensor_flatten__", "it names the attributes of a wrapper that are tensors",
+        parameters=("self",),
+    ),
+)  # fmt: skip
+
+
+_untyped_storage: Any = torch._C.TensorBase.untyped_storage
+
+
+def _storage(tensor: torch.Tensor) -> Any:
+    """A tensor's storage. Its class is not asked: it may tell of looks, of which this is none, or refuse (lazy parameters)."""
+    return _untyped_storage(tensor) if type(tensor) in PLAIN else storage_of(tensor)
+
+
+def block_of(tensor: torch.Tensor) -> Block | None:
+    """The block of a tensor's storage, None if it is not on a simulated GPU."""
+    try:
+        stored = getattr(_storage(tensor), NOTE, None)
+    except (NotImplementedError, RuntimeError):  # sparse tensors and tensors without memory have no storage
+        stored = getattr(tensor, NOTE, None)
+    if type(stored) is Block:
+        return stored
+    if type(tensor) not in PLAIN:
+        return next(filter(None, map(block_of, wrapped_by(tensor))), None)
+    return None
+
+
+def values_of(tensor: torch.Tensor) -> Any:
+    """The memory of a tensor as a numpy array, for what stands for a GPU: it is not the host that looks."""
+    with torch._C.DisableTorchFunction():  # a mode of the program would have torch.Tensor's called
+        return torch._C.TensorBase.numpy(tensor)
+
+
+def wrapped_by(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors that a wrapper consists of; none for others."""
+    flatten = getattr(type(tensor), "__tensor_flatten__", None)
+    names = [] if flatten is None else flatten(tensor)[0]
+    return [part for part in (getattr(tensor, name, None) for name in names) if isinstance(part, torch.Tensor)]
+
+
+def stored_in(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The tensors with a storage that a tensor consists of: itself, unless it is a wrapper."""
+    if type(tensor) in PLAIN or not (parts := wrapped_by(tensor)):
+        return [tensor]
+    return [stored for part in parts for stored in stored_in(part)]
+
+
+def is_described(cls: type) -> bool:
+    """Whether tensors of this class say what a tensor would be, and hold no data: fake and functional tensors."""
+    return cls.__module__.startswith("torch._subclasses.")
+
+
+def place(tensor: torch.Tensor, memory: DeviceMemory | None) -> None:
+    """Put a tensor's storage on a SIP, or (None) back on the host."""
+    try:
+        storage = _storage(tensor)
+        nbytes = storage.nbytes()
+    except (NotImplementedError, RuntimeError):
+        storage, nbytes = tensor, 0
+    put(storage, nbytes, memory)
+
+
+def place_result(tensor: torch.Tensor, memory: DeviceMemory) -> None:
+    """Put what an operation has made on a SIP, unless it is on one."""
+    if type(tensor) in PLAIN:
+        try:
+            storage = _untyped_storage(tensor)
+            nbytes = storage.nbytes()
+        except (NotImplementedError, RuntimeError):
+            pass
+        else:
+            note = getattr(storage, NOTE, None)
+            if type(note) is not Block:
+                block = memory.hold(nbytes)
+                if note is not None:
+                    block.take_over(note)
+                    if block.hollow and not note.hollow and not tensor.dtype.is_floating_point:
+                        block.stand_in = mean_of(tensor)
+                setattr(storage, NOTE, block)
+            return
+    if block_of(tensor) is None:
+        place(tensor, memory)
+
+
+def recount(tensor: torch.Tensor) -> None:
+    """Count a tensor's bytes on a SIP again where a kernel has given its storage another size."""
+    if type(tensor) in PLAIN and tensor.layout is torch.strided:
+        storage = _untyped_storage(tensor)
+        note = getattr(storage, NOTE, None)
+        if type(note) is Block and note.nbytes != (nbytes := storage.nbytes()):
+            forget(storage)
+            note.resize(nbytes)
+
+
+def put(storage: Any, nbytes: int, memory: DeviceMemory | None, *, shared: bool = False) -> None:
+    """Put a storage (or a tensor without one), which takes ``nbytes`` there, on a SIP, or (None) back on the host.
+
+    ``shared``: other ranks address it too, each as memory of its own device (symmetric memory).
+    """
+    note = getattr(storage, NOTE, None)
+    if memory is None:
+        if note is not None:
+            if note.unknown:  # and on the host it is what it was
+                on_host = Stored(note.table)
+                on_host.hollow, on_host.stand_in, on_host.missing = note.hollow, note.stand_in, note.missing
+                setattr(storage, NOTE, on_host)
+            else:
+                delattr(storage, NOTE)
+    elif type(note) is not Block or note.memory is not memory:
+        block = memory.hold(nbytes, shared=shared)
+        if note is not None:
+            block.take_over(note)
+        setattr(storage, NOTE, block)
+
+
+def place_wrapper(tensor: torch.Tensor, memory: DeviceMemory) -> None:
+    """Let a wrapper whose parts are not known say that it is on a SIP; it takes no memory there itself."""
+    put(_untyped_storage(tensor), 0, memory)
+
+
+def place_shared(tensor: torch.Tensor, memory: DeviceMemory) -> None:
+    """Put a fresh tensor's storage on a SIP where other ranks address it too."""
+    put(tensor.untyped_storage(), tensor.untyped_storage().nbytes(), memory, shared=True)
+
+
+def place_storage(storage: Any, memory: DeviceMemory) -> None:
+    """Put an untyped storage on a SIP."""
+    put(storage, storage.nbytes(), memory)

@@ -1,0 +1,1 @@
+"""What tools of the driver say of simulated GPUs."""

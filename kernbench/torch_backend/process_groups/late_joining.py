@@ -1,0 +1,192 @@
+"""A process that may turn out to be a rank: in ``init_process_group``, or when it uses a GPU and ``RANK`` is set.
+
+Until then torch is torch's own, but for questions about GPUs that programs ask before, and the choice of one of them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import sys
+from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import Any
+from urllib.parse import parse_qs, urlparse
+
+import torch
+import torch.distributed.distributed_c10d
+
+from kernbench.errors import KernbenchError
+from kernbench.stand_ins import nvidia_smi
+from kernbench.torch_backend.gpu.device import software_versions
+from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus
+from kernbench.torch_backend.relies_on import Reliance
+
+_OWNERS = ("torch.distributed.distributed_c10d", "torch.distributed", "torch.distributed.device_mesh")
+
+RELIES_ON = (
+    *(
+        Reliance(f"{owner}.init_process_group", "its caller there learns first that the process is a rank", parameters=(
+            "init_method", "world_size", "rank",
+        ))
+        for owner in _OWNERS
+    ),
+    Reliance("torch.cuda._lazy_init", "the first use of a GPU calls it, also from C++"),
+)  # fmt: skip
+
+Join = Callable[[int, int], None]
+
+
+def install(
+    join: Join,
+    named: Callable[[], tuple[int, int] | None],
+    gpus: NodeGpus,
+    properties: Mapping[str, Any] | None = None,
+    cuda: str | None = None,
+) -> None:
+    """Have ``join(rank, world_size)`` called once it is known who the process is.
+
+    Args:
+        named: rank and size of the world that the environment names, if it does.
+        gpus: of a node.
+        properties: of each, as ``torch.cuda.get_device_properties`` gives them.
+        cuda: what ``torch.version.cuda`` is to say, whatever torch was built for.
+    """
+    waiting = _Waiting(join, named, gpus)
+    if properties:
+        vars(torch.cuda).update(_told_of(waiting, SimpleNamespace(**properties)))
+        torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
+    for owner in (torch.cuda, torch.accelerator):
+        vars(owner).update(is_available=lambda: bool(waiting.visible), device_count=lambda: len(waiting.visible))
+    vars(torch.cuda).update(
+        set_device=waiting.set_device, current_device=lambda: waiting.device or 0, _lazy_init=waiting.use
+    )
+    torch.version.cuda = cuda
+    vars(torch.cuda.nccl).update(version=software_versions.nccl_version)
+    for owner in (torch.distributed, torch.distributed.distributed_c10d):
+        vars(owner).update(is_nccl_available=lambda: True, is_mpi_available=lambda: True)
+    vars(torch.accelerator).update(set_device_index=waiting.set_device, set_device_idx=waiting.set_device)
+    _let_load_nvml()
+    stock: Any = torch.distributed.init_process_group
+    init_process_group = waiting.before(stock)
+    for owner_name in _OWNERS:
+        module = sys.modules.get(owner_name)
+        if module is not None and vars(module).get("init_process_group") is stock:
+            vars(module)["init_process_group"] = init_process_group
+
+
+def _let_load_nvml() -> None:
+    """Packages list GPUs by the driver's library before they start the processes that use one."""
+    stock: Any = ctypes.CDLL.__init__
+
+    @functools.wraps(stock)
+    def load(self: Any, name: Any, *args: Any, **kwargs: Any) -> None:
+        known = isinstance(name, str | bytes) and os.path.basename(os.fsdecode(name)).startswith("libnvidia-ml.so")
+        if not known or nvidia_smi.VARIABLE not in os.environ:
+            stock(self, name, *args, **kwargs)
+            return
+        from kernbench.torch_backend.gpu.tools import nvml  # here: it has much of the simulation's code with it
+
+        nvml.loaded(self, name)
+
+    ctypes.CDLL.__init__ = load  # type: ignore[method-assign]
+
+
+def _told_of(waiting: _Waiting, gpu: SimpleNamespace) -> dict[str, Any]:
+    """What ``torch.cuda`` says of a GPU before anybody uses one: launchers ask, and packages when they are imported."""
+
+    def properties(device: Any = None) -> SimpleNamespace:
+        waiting.number(device)
+        return gpu
+
+    return {
+        "get_device_properties": properties,
+        "get_device_name": lambda device=None: properties(device).name,
+        "get_device_capability": lambda device=None: (properties(device).major, gpu.minor),
+        "is_bf16_supported": lambda including_emulation=True: True,
+        "can_device_access_peer": lambda device, peer_device: True,
+        "get_arch_list": list,
+    }
+
+
+class _Waiting:
+    """A process that is no rank yet.
+
+    Attributes:
+        device: the GPU that it has chosen, None if it has not.
+    """
+
+    def __init__(self, join: Join, named: Callable[[], tuple[int, int] | None], gpus: NodeGpus) -> None:
+        self._join: Join | None = join
+        self._named = named
+        self._gpus = gpus
+        self.device: int | None = None
+
+    @property
+    def visible(self) -> tuple[int, ...]:
+        """The GPUs of its node that it sees; which node that is the launcher has said, if it has."""
+        node = os.environ.get("GROUP_RANK", "")
+        first = self._gpus.per_node * int(node) if node.isdigit() else 0
+        return self._gpus._replace(first=first).visible()
+
+    def set_device(self, device: Any) -> None:
+        """``torch.cuda.set_device``: of the rank that the process may become."""
+        index = self.number(device)
+        if index is not None:
+            self.device = index
+
+    def number(self, device: Any) -> int | None:
+        """The number that a device has, None if it is the current one. Raises RuntimeError if there is no such GPU."""
+        index = device if isinstance(device, int) or device is None else torch.device(device).index
+        if index is None or index < 0:
+            return None
+        if index >= (count := len(self.visible)):
+            raise RuntimeError(f"CUDA error: invalid device ordinal (there are {count} GPUs)")
+        return int(index)
+
+    def use(self) -> None:
+        """The program wants something of a GPU."""
+        who = self._named()
+        if self._join is not None and who is not None:
+            self._become(*who)
+            return
+        raise KernbenchError(
+            "a GPU is used by a process that is no rank yet: a process under 'kernbench run -- COMMAND' is one from "
+            "init_process_group on, or from the start if RANK and WORLD_SIZE are set (0 and 1: one by itself)"
+        )
+
+    def before(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        """``init_process_group``, before which the process learns that it is a rank."""
+
+        @functools.wraps(stock)
+        def init_process_group(*args: Any, **kwargs: Any) -> Any:
+            who = _who(stock, args, kwargs)
+            if self._join is not None and who is not None:
+                self._become(*who)
+            return stock(*args, **kwargs)
+
+        return init_process_group
+
+    def _become(self, rank: int, size: int) -> None:
+        assert self._join is not None
+        join, self._join = self._join, None
+        join(rank, size)
+        if self.device is not None:
+            torch.cuda.set_device(self.device)
+
+
+def _who(stock: Callable[..., Any], args: Any, kwargs: Any) -> tuple[int, int] | None:
+    """Rank and size of the world that a call speaks of; None if it does not say, which torch complains of."""
+    names = stock.__code__.co_varnames[: stock.__code__.co_argcount]
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    asked = parse_qs(urlparse(str(given.get("init_method") or "")).query)
+    found = []
+    for name, variable in (("rank", "RANK"), ("world_size", "WORLD_SIZE")):
+        value: Any = given.get(name)
+        if value in (None, -1):
+            value = asked.get(name, [os.environ.get(variable)])[0]
+        if value is None:
+            return None
+        found.append(int(value))
+    return found[0], found[1]
