@@ -81,6 +81,10 @@ class DeviceMemory:
         owner = self._by_host.get(self._current()) or self.mine
         return Block(self, nbytes, shared, owner, owner.take(nbytes))
 
+    def of(self, host: Host) -> ProcessMemory:
+        """What the process has of it whose host is known, which is the one that runs."""
+        return self._by_host.get(host) or self.mine
+
     def hold_for(self, host: Host, nbytes: int) -> Block:
         """The same of the process whose host is known, which is the one that runs."""
         owner = self._by_host.get(host) or self.mine
@@ -191,6 +195,12 @@ class Block(Stored):
         self.stand_in, self.missing, self.kept = note.stand_in, note.missing, note.kept
         self.stays_unknown = note.stays_unknown
         self.hollow = self.hollow and not (note.kept and not note.hollow)
+
+    def let_go(self) -> None:
+        """The program has it no more, though the storage lives: a recording has its bytes."""
+        if self.entry is not None:
+            self.owner.give_back(self.entry)
+            self.entry = None
 
     def resize(self, nbytes: int) -> None:
         """The storage has another size now. Raises ``torch.OutOfMemoryError``, and has none then."""

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kernbench.cost.op_estimates import is_matrix_operation
-from kernbench.cost.operators import Kind, Model, find
+from kernbench.cost.operators import Kind, Model, Operator, find
 from kernbench.simulation.memory.tensor_queries import listed_tensors
 from kernbench.torch_backend.gpu.device.generators import draws
 from kernbench.torch_backend.gpu.kernels.missing_kernels import kernel_of
@@ -154,6 +154,7 @@ class TorchOperator:
         allocates: it takes memory and launches nothing.
         host_reads: its result is a value of the host's.
         multiplies: it may have FLOPs to count.
+        row: of the table of costs, if it says that kernels need memory besides operands and results; None otherwise.
         flag: the argument that changes what it costs, and the value that does; None if it has none.
         copies: it copies one tensor.
         rounds: says whether a product of fp32 may be computed in TF32, as the program has set it; None for other operators.
@@ -197,6 +198,7 @@ class TorchOperator:
         self.rounds: Callable[[], bool] | None = None
         self.beside: Callable[[Any], list[Any]] | None = _strides if self.copies else None
         self.multiplies = self.allocates = self.host_reads = False
+        self.row: Operator | None = None
         self.check: Callable[[int, Any], None] | None = None
         self.flag: tuple[Argument, bool] | None = None
         self.writes: tuple[Argument, ...] = ()
@@ -227,6 +229,8 @@ class TorchOperator:
         self.multiplies = self.kind == CUSTOM or matrix or self.one_kernel or formula_of(func) is not None
         self.check = refusal_of(self.name)
         row = find(self.name)
+        if row is not None and (row.library or row.scratch is not None):
+            self.row = row
         self.allocates = row is not None and row.kind is Kind.ALLOCATION
         if self.allocates:
             self.call = marking(self.call)

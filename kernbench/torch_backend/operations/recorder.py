@@ -41,6 +41,7 @@ from kernbench.torch_backend.operations.computing import Executor
 from kernbench.torch_backend.operations.flop_counts import FlopCounts
 from kernbench.torch_backend.operations.helper_tensors import mark, position, was_made_at
 from kernbench.torch_backend.operations.host_costs import HostCosts
+from kernbench.torch_backend.operations.needs import need, needs_of
 from kernbench.torch_backend.operations.operators import (
     COLLECTIVE,
     COMPOSITE,
@@ -115,7 +116,8 @@ class Recorder(TorchDispatchMode):
         self._stages = stages
         self._values = simulation.values
         self._costs = simulation.op_costs
-        target = simulation.topology.device.target
+        self._spec = simulation.topology.device
+        target = self._spec.target
         self._capability = int(target.arch) if target.backend == "cuda" else 0
         self._host_costs = HostCosts.of(simulation.topology.system.host)
         self._flops = FlopCounts(simulation.op_costs)
@@ -193,8 +195,11 @@ class Recorder(TorchDispatchMode):
                     setattr(storage, NOTE, memory.hold_for(host, storage.nbytes()))
             elif plan.place:
                 plan.place(result, memory)
-        if plan.flops:
-            self._flops.count(host.account, plan.format, plan.flops)
+        if plan.more:
+            if plan.flops:
+                self._flops.count(host.account, plan.format, plan.flops)
+            if memory:
+                need(memory, host, plan.library, plan.scratch)
         around = self._host_costs.around_call(args)
         clock = host.clock = host.clock + around + plan.host
         host.busy = host.busy + around + plan.host
@@ -263,6 +268,8 @@ class Recorder(TorchDispatchMode):
             if host.capture is not None and not operator.allocates and not self._executor.stays_unknown(call):
                 capture(call)  # before it is recorded, as below: it waits for kernels
             self._record(call)
+            if host.capture is not None:
+                host.capture.memory.hold_expected()
             if device.helpers_at is not None or (host.uses_gpu and (operator.shapes_only or not call.inputs)):
                 self._note_helpers(call)
             if quiet and not host.detours:
@@ -401,6 +408,9 @@ class Recorder(TorchDispatchMode):
             place_result(output, memory)
             if not inputs:
                 recount(output)  # kernels that make a tensor of nothing (`arange`) begin with none
+        if operator.row is not None and not device.in_custom_operation:
+            call.library, call.scratch = needs_of(operator.row, inputs, outputs, args, self._spec)
+            need(memory, device.host, call.library, call.scratch)
         call.over_links = shared
         return True
 
