@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
-class Norm(nn.Module):
+class DecoderNorm(nn.Module):
     """Root mean square norm, ``[..., dim]``, in fp32."""
 
     def __init__(self, dim: int) -> None:
@@ -49,7 +49,7 @@ class Layer(nn.Module):
         self.gate = nn.Linear(args.dim, args.hidden, bias=False)
         self.up = nn.Linear(args.dim, args.hidden, bias=False)
         self.down = nn.Linear(args.hidden, args.dim, bias=False)
-        self.before_attention, self.before_mlp = Norm(args.dim), Norm(args.dim)
+        self.before_attention, self.before_mlp = DecoderNorm(args.dim), DecoderNorm(args.dim)
         for name in ("keys", "values"):
             self.register_buffer(name, torch.zeros(1, args.heads, args.limit, width))
         self.keys: Tensor
@@ -75,7 +75,7 @@ class Decoder(nn.Module):
         super().__init__()
         self.embedding = nn.Embedding(args.vocab, args.dim)
         self.layers = nn.ModuleList(Layer(args) for _ in range(args.layers))
-        self.norm, self.head = Norm(args.dim), nn.Linear(args.dim, args.vocab, bias=False)
+        self.norm, self.head = DecoderNorm(args.dim), nn.Linear(args.dim, args.vocab, bias=False)
         self.register_buffer("masks", torch.ones(args.limit, args.limit, dtype=torch.bool).tril())
         self.register_buffer("angles", torch.ones(args.limit, args.dim // args.heads // 2, 2))
         self.masks: Tensor

@@ -11,6 +11,7 @@ import kernbench
 from tests.house.source import Package
 
 UNPICKLING = {
+    "kernbench.benches.harness.distributed_sides": "pipes to processes that this one has started",
     "kernbench.commands.explore_runs": "a pipe to a process that this one has forked",
     "kernbench.commands.explore_worker": "pipes to a process that this one has started, and the other way round",
     "kernbench.grid": "an expression whose syntax tree has been checked",

@@ -90,7 +90,7 @@ class GraphCapture:
             self.order.captured()
 
     def forget(self) -> bool:
-        """The graph is gone, whoever holds this. Whether it was the last of its pool."""
+        """The graph is gone, whatever else holds this. Whether it was the last of its pool."""
         self.steps.clear()
         self.works.clear()
         self.posted.clear()
