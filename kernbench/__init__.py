@@ -28,6 +28,8 @@ _ROOMS = ("autotune", "precompile", "sweep")
 
 _HOMES = {
     "report_batch": "kernbench.reporting",
+    "report_engine_step": "kernbench.reporting",
+    "report_request": "kernbench.reporting",
     "report_step": "kernbench.reporting",
     "simulate": "kernbench.runtime_api.context",
     "simulated_gpu": "kernbench.runtime_api.adoption",
@@ -71,6 +73,8 @@ if TYPE_CHECKING:
         RaceError as RaceError,
     )
     from kernbench.reporting import report_batch as report_batch
+    from kernbench.reporting import report_engine_step as report_engine_step
+    from kernbench.reporting import report_request as report_request
     from kernbench.reporting import report_step as report_step
     from kernbench.runtime_api.adoption import simulated_gpu as simulated_gpu
     from kernbench.runtime_api.assuming import assume as assume

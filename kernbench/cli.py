@@ -25,6 +25,7 @@ from kernbench.version import __version__
 COMMANDS: dict[str, tuple[str, str]] = {
     # name: (module of kernbench.commands, one line of help)
     "run": ("run", "Run a torchrun program on simulated ranks."),
+    "serve": ("serve", "Answer requests with a serving engine at real size: latencies, rates, what fits."),
     "examples": ("examples", "List programs to begin with, and copy them."),
     "explore": ("explore", "Run a program under many schedules until something is found."),
     "probe": ("probe", "Send traffic through a system: closed form beside simulated, hop by hop, checked."),

@@ -1,4 +1,4 @@
-"""What a program says of itself to who simulates it: batches and steps. On real devices these do nothing.
+"""What a program says of itself to who simulates it: batches, steps, requests. On real devices these do nothing.
 
     import kernbench
 
@@ -46,6 +46,50 @@ def report_step() -> None:
     simulation = _current_simulation()
     if simulation is not None:
         simulation.steps.tell()
+
+
+def report_request(name: str, event: str, *, tokens: int = 0, at: float | None = None) -> None:
+    """Say what has happened to a request of a serving engine: :mod:`.serving_requests` has what is made of it.
+
+    Of ranks that run one engine together each may call it, and one is enough.
+
+    Args:
+        name: of the request, one for each.
+        event: ``"arrived"``, ``"token"`` (the engine has the next token), ``"preempted"`` (it is to be computed again), or
+            ``"ended"``.
+        tokens: of ``"arrived"``, those of the prompt; of ``"token"``, how many there are at once, 1 by default.
+        at: when, seconds of ``time.perf_counter()``; now by default.
+
+    Raises:
+        ValueError: there is no such event, or ``tokens`` is negative or no whole number.
+    """
+    if event not in ("arrived", "token", "preempted", "ended"):
+        raise ValueError(f"report_request({event!r}): expected arrived, token, preempted or ended")
+    if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 0:
+        raise ValueError(f"report_request(tokens={tokens!r}): expected a whole number of tokens, at least 0")
+    simulation = _current_simulation()
+    if simulation is not None:
+        host = simulation.hosts.current()
+        simulation.requests.event(host.rank or 0, str(name), event, tokens, host.clock if at is None else float(at))
+
+
+def report_engine_step(
+    *, prefill: int = 0, decode: int = 0, running: int = 0, waiting: int = 0, blocks_used: int = 0, blocks: int = 0,
+    at: float | None = None,
+) -> None:  # fmt: skip
+    """Say that a serving engine has made a step, when it has the step's tokens.
+
+    Args:
+        prefill, decode: tokens of prompts, and of sequences that generate, that it computed.
+        running, waiting: requests in its batch, and beside it.
+        blocks_used, blocks: of its cache.
+        at: when, seconds of ``time.perf_counter()``; now by default.
+    """
+    simulation = _current_simulation()
+    if simulation is not None:
+        host = simulation.hosts.current()
+        moment = host.clock if at is None else float(at)
+        simulation.requests.step(host.rank or 0, moment, prefill, decode, running, waiting, blocks_used, blocks)
 
 
 def _current_simulation() -> Any:

@@ -46,8 +46,8 @@ CONTENTS = {
     "Programs": [
         "docs/tour",
         "docs/versions", "docs/distributed", "docs/processes", "docs/programs", "docs/runtime", "docs/triton",
-        "docs/symmetric_memory", "docs/tensor_parallel", "docs/compile", "docs/real_size", "docs/memory", "docs/order",
-        "docs/bugs", "docs/reliability",
+        "docs/symmetric_memory", "docs/tensor_parallel", "docs/compile", "docs/real_size", "docs/serving", "docs/memory",
+        "docs/order", "docs/bugs", "docs/reliability",
     ],
     "Machines": ["docs/systems", "docs/collectives", "docs/ccl_author_guide"],
     "Times": ["docs/trace", "docs/profiler", "docs/report", "docs/cost_models", "docs/accuracy", "docs/limits"],

@@ -3,9 +3,9 @@
     python -m kernbench.benches.accuracy_page [docs/accuracy.md] [--left-out REPORT.txt ...]
 
 Replaces what is between ``<!-- NAME -->`` and ``<!-- end -->``: ``report`` by what ``kernbench validate`` prints, ``left-out``
-by reports of ``python -m kernbench.benches.cross_validation``, where given, ``steps`` by what ``kernbench validate --end-to-end
---json`` has written to ``end_to_end.json`` beside the page, and ``parallel`` by what it has with ``--parallel`` to
-``end_to_end_parallel.json``.
+by reports of ``python -m kernbench.benches.cross_validation``, where given, ``steps`` by what
+``kernbench validate --end-to-end --json`` has written to ``end_to_end.json`` beside the page, and ``parallel`` by what it has
+with ``--parallel`` to ``end_to_end_parallel.json``.
 """
 
 from __future__ import annotations

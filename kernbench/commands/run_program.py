@@ -212,6 +212,7 @@ def run(
         if summary:
             print_summary(ctx, failed=bool(errors))
             asked.print_steps(ctx)
+            asked.print_serving(ctx)
         if reports:
             outputs.write(asked.write_report, ctx, report_file, program, args, errors, live)
         outputs.write(asked.write_json, ctx, program, args, errors)

@@ -1,4 +1,4 @@
-"""Options of ``kernbench run`` about the steps of a training program, and what is printed and written of them."""
+"""Options of ``kernbench run`` about steps and requests of a program, and what is printed and written of them."""
 
 from __future__ import annotations
 
@@ -18,12 +18,24 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 
 _COUNT = click.IntRange(min=1)
+
+
+def _limits(ctx: click.Context, _: click.Parameter, value: str | None) -> dict[str, float] | None:
+    if value is None or ctx.resilient_parsing:
+        return None
+    from kernbench.trace.serving_figures import limits_of
+
+    return limits_of(value)
+
+
 _OPTIONS = (
     click.option("--steps", type=_COUNT, metavar="K", help="Stop the program after K optimizer steps."),
     click.option("--extrapolate", type=_COUNT, metavar="N", help="Say how long N steps would take."),
     click.option("--tokens-per-step", type=_COUNT, metavar="N", help="Tokens that all ranks together train on in a step; by "
                  "default what the program tells (kernbench.report_batch)."),
     click.option("--samples-per-step", type=_COUNT, metavar="N", help="The same in samples."),
+    click.option("--goodput", metavar="LIMITS", callback=_limits, help="Of a serving engine, count the requests within these: "
+                 "ttft=0.5s,tpot=50ms (also itl, latency)."),
     click.option("--progress/--no-progress", default=None, envvar="KERNBENCH_PROGRESS", help="Show how far the run has got, on "
                  "stderr; by default if it is a terminal (KERNBENCH_PROGRESS=1|0)."),
     click.option("--json", metavar="FILE", help="Write what the run came to here, for machines."),
@@ -32,12 +44,13 @@ _OPTIONS = (
 
 @dataclass(frozen=True)
 class StepsOptions:
-    """What the user asks about steps. See the options' help."""
+    """What the user asks about steps and requests. See the options' help."""
 
     steps: int | None
     extrapolate: int | None
     tokens_per_step: int | None
     samples_per_step: int | None
+    goodput: dict[str, float] | None
     progress: bool | None
     json: str | None
 
@@ -61,6 +74,18 @@ class StepsOptions:
         figures = achieved(times, ctx.topology.device, tokens=self.tokens_per_step, samples=self.samples_per_step)
         wanted = bool(self.steps or self.tokens_per_step or self.samples_per_step)
         for line in steps_report(times, figures, extrapolate=self.extrapolate, wanted=wanted):
+            click.echo(line)
+
+    def print_serving(self, ctx: RuntimeContext) -> None:
+        """Print the table of a serving engine's requests; nothing for a program without any."""
+        if not ctx.simulation.requests.of_rank:
+            return
+        from kernbench.trace.serving_figures import serving_result
+        from kernbench.trace.serving_report import serving_report
+
+        hosts = ctx.simulation.hosts
+        gpus = len(hosts.of_rank) if hosts.folding is None else hosts.folding.world
+        for line in serving_report(serving_result(ctx.simulation.requests, gpus, self.goodput)):
             click.echo(line)
 
     def write_json(
@@ -99,7 +124,7 @@ class StepsOptions:
 
         return result_of(
             ctx.simulation, program=program, arguments=arguments, errors=errors, tokens=self.tokens_per_step,
-            samples=self.samples_per_step, extrapolate=self.extrapolate,
+            samples=self.samples_per_step, extrapolate=self.extrapolate, limits=self.goodput,
         )  # fmt: skip
 
 

@@ -123,6 +123,11 @@ def table(answer: Answer, names: Sequence[str]) -> Iterator[str]:
 
 
 def _remark(row: dict[str, Any]) -> str:
+    if row.get("ttft_p50") is not None:
+        times: Any = ((name, row.get(f"{name}_p50"), row.get(f"{name}_p99")) for name in ("ttft", "tpot"))
+        return ", ".join(
+            f"{name.upper()} {duration(p50)} (p99 {duration(p99)})" for name, p50, p99 in times if p50 is not None
+        )
     if row["fits"]:
         return "" if row["seconds_per_step"] is not None else "made no optimizer step"
     return f"out of memory by {_size(row['over_bytes'])}{' at least' if row['at_least'] else ''}"

@@ -44,6 +44,7 @@ _WIDTH = {name: ITEM_BYTES[name] for name in ("fp64", "fp32", "tf32", "fp16", "b
 
 _EDGE = 9.4  # operand rows of 16-bit data whose shared-memory traffic costs as much as one row of multiply-adds
 _SPLIT_TRAFFIC = 1.3  # passes of fp32 parts over the cache
+_MISALIGNED_LOADS = 1.3  # rows that do not start on 16 bytes
 _MEMORY_START = 0.5 * US
 
 
@@ -200,7 +201,8 @@ def _fastest(
     for tile in kernels.without:
         missing |= (rows == tile[0]) & (columns == tile[1])
     exists = np.where(missing, np.inf, 0.0)
-    total = np.maximum(working, moving) * np.where(misaligned, kernels.misaligned, 1.0) + start + adding + exists
+    of_engines, of_loads = np.where(misaligned, kernels.misaligned, 1.0), np.where(misaligned, _MISALIGNED_LOADS, 1.0)
+    total = np.maximum(working * of_engines, moving * of_loads) + start + adding + exists
     best = np.argmin(total, axis=1)
     at = np.arange(best.size)
     seconds = total[at, best]

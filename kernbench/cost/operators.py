@@ -29,6 +29,18 @@ from kernbench.cost.cuda_kernels import (
     step_launches,
 )
 from kernbench.cost.operands import Operand, Operands, Shape, Shapes, everything, nbytes_of
+from kernbench.cost.scratch import (
+    Scratch,
+    distances,
+    efficient_gradient,
+    flash_gradient,
+    like_result,
+    log_sum_exp,
+    reduced,
+    sampled,
+    sorted_rows,
+)
+from kernbench.memory.workspaces import BLAS, LT
 from kernbench.topology.dtypes import ITEM_BYTES
 
 
@@ -76,6 +88,8 @@ class Operator:
         multiplied: positions of the operands that are multiplied: their format selects the engine.
         adds: whether the first operand is added to the product.
         groups: whether a batch of products is one of groups, of which each has operands of its own.
+        library: whose product it is (:mod:`kernbench.memory.workspaces`); ``""``: it needs no workspace of one.
+        scratch: bytes of each piece of memory that its kernels allocate while they run (:mod:`kernbench.cost.scratch`).
         flops: operations, of those that are modelled by them.
         share: of the device's peak that they reach.
         matrix: whether matrix engines do them.
@@ -96,6 +110,8 @@ class Operator:
     multiplied: tuple[int, ...] = (0, 1)
     adds: bool = False
     groups: bool = False
+    library: str = ""
+    scratch: Scratch | None = None
     flops: Callable[[Shapes, Shapes], float] | None = None
     share: float = 1.0
     matrix: bool = True
@@ -106,6 +122,10 @@ class Operator:
     launches: int | Callable[[Operands, Operands], int] = 1
     lists: bool = False
     bookkeeping: float = 0.0
+
+    def library_of(self, given: Shapes) -> str:
+        """The library that multiplies operands of these shapes: a bias that is added in the kernel has it be cuBLASLt."""
+        return LT if self.library and self.adds and given and len(given[0]) == 1 < len(given[1]) else self.library
 
     @property
     def uses_matrix_engines(self) -> bool:
@@ -352,8 +372,8 @@ def _moves(
     return Operator(pace=pace, traffic=traffic, launches=launches, bookkeeping=bookkeeping)
 
 
-def _multiplies(products: Callable[[Shapes, Shapes], list[Product]], *multiplied: int) -> Operator:
-    return Operator(model=Model.PRODUCT, products=products, multiplied=multiplied or (0, 1))
+def _multiplies(products: Callable[[Shapes, Shapes], list[Product]], *multiplied: int, library: str = "") -> Operator:
+    return Operator(model=Model.PRODUCT, products=products, multiplied=multiplied or (0, 1), library=library)
 
 
 def _attends(first: int = 0, sequence: int = 2, variant: str = "flash") -> Operator:
@@ -518,23 +538,34 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     ),
     ("log_softmax_backward_data", Operator(model=Model.ROWS, pace="softmax", gradient=True)),
     # the product of the gradient and the result is a kernel of its own [K] SoftMax.cu
-    ("softmax_backward_data", _moves("unary", lambda given, made: 2 * everything(given, made), launches=2)),
+    (
+        "softmax_backward_data",
+        replace(_moves("unary", lambda given, made: 2 * everything(given, made), launches=2), scratch=like_result),
+    ),
     ("nll_loss nll_loss_forward nll_loss2d nll_loss2d_forward", _moves("reduce", picked_rows)),
     ("nll_loss_backward nll_loss2d_backward", _moves("fill", picked_rows_gradient, launches=2)),
     (
-        """sum mean count_nonzero vector_norm linalg_vector_norm
-        linalg__powsum nansum norm prod dist trace ctc_loss
+        "sum mean nansum vector_norm linalg_vector_norm norm prod",
+        replace(_moves("reduce"), scratch=reduced()),
+    ),
+    (
+        """count_nonzero linalg__powsum dist trace ctc_loss
         hash_tensor bincount histc histogram histogramdd_bin_edges histogramdd_from_bin_cts histogramdd_from_bin_tensors
         segment_reduce powsum batch_norm_stats batch_norm_backward_reduce batch_norm_gather_stats
         batch_norm_gather_stats_with_counts batch_norm_update_stats sparse_sum sparse_csr_sum sparse_csr_prod""",
         _moves("reduce"),
     ),
-    ("amax amin aminmax all any", _moves("extreme")),
-    ("max min argmax argmin std std_mean var var_mean", _moves("indexed")),
-    ("logsumexp", _moves("reduce", _as_log_of_sum, launches=6)),
-    ("searchsorted bucketize multinomial", _moves("pointwise", None, launches=2)),
+    ("amax amin", replace(_moves("extreme"), scratch=reduced())),
+    ("aminmax", _moves("extreme")),
+    ("all any", replace(_moves("extreme"), scratch=reduced(1))),
+    ("max min argmax argmin", _moves("indexed")),
+    ("std std_mean var var_mean", replace(_moves("indexed"), scratch=reduced(16))),
+    ("logsumexp", replace(_moves("reduce", _as_log_of_sum, launches=6), scratch=log_sum_exp)),
+    ("searchsorted bucketize", _moves("pointwise", None, launches=2)),
+    ("multinomial", replace(_moves("pointwise", None, launches=2), scratch=sampled)),
+    ("sort argsort msort", replace(_moves("sorted", _sorted, launches=4), scratch=sorted_rows)),
     (
-        "sort argsort msort unique unique2 unique_dim unique_consecutive unique_dim_consecutive mode",
+        "unique unique2 unique_dim unique_consecutive unique_dim_consecutive mode",
         _moves("sorted", _sorted, launches=4),
     ),
     ("topk kthvalue median nanmedian", _moves("selected", _selected, launches=3)),
@@ -542,18 +573,18 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     ("fft_c2c fft_c2r fft_r2c", _moves("copy", _transformed)),
     # -- products
     (
-        """mm matmul bmm mv dot vdot int_mm scaled_mm scaled_mm_v2 sparse_mm sparse_sparse_matmul
-        sparse_mm_reduce_impl sparse_mm_reduce_impl_backward""",
+        "sparse_mm sparse_sparse_matmul sparse_mm_reduce_impl sparse_mm_reduce_impl_backward",
         _multiplies(_of(0)),
     ),
-    (
-        "addmm baddbmm addmv addmm_activation sparse_addmm sparse_sampled_addmm",
-        replace(_multiplies(_of(1), 1, 2), adds=True),
-    ),
-    ("addbmm", replace(_multiplies(_addbmm, 1, 2), adds=True)),
-    ("linear weight_int8pack_mm mkldnn_linear mkldnn::_linear_pointwise", _multiplies(_linear)),
-    ("linear_backward", _multiplies(_linear_backward, 0, 1, 2)),
-    ("matmul_backward", _multiplies(_of(1, 2), 1, 2)),
+    ("mm matmul bmm mv dot vdot", _multiplies(_of(0), library=BLAS)),
+    ("int_mm scaled_mm scaled_mm_v2", _multiplies(_of(0), library=LT)),
+    ("addmm baddbmm addmv addmm_activation", replace(_multiplies(_of(1), 1, 2, library=BLAS), adds=True)),
+    ("sparse_addmm sparse_sampled_addmm", replace(_multiplies(_of(1), 1, 2), adds=True)),
+    ("addbmm", replace(_multiplies(_addbmm, 1, 2, library=BLAS), adds=True)),
+    ("linear mkldnn_linear mkldnn::_linear_pointwise", _multiplies(_linear, library=BLAS)),
+    ("weight_int8pack_mm", _multiplies(_linear)),
+    ("linear_backward", _multiplies(_linear_backward, 0, 1, 2, library=BLAS)),
+    ("matmul_backward", _multiplies(_of(1, 2), 1, 2, library=BLAS)),
     (
         """weight_int4pack_mm weight_int4pack_mm_for_cpu weight_int4pack_mm_with_scales_and_zeros dyn_quant_matmul_4bit
         mkl::_mkl_linear""",
@@ -581,12 +612,15 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
         _attends(),
     ),
     (
-        """scaled_dot_product_flash_attention_backward scaled_dot_product_flash_attention_for_cpu_backward
-        scaled_dot_product_fused_attention_overrideable_backward""",
-        _attends(1),
+        "scaled_dot_product_flash_attention_backward scaled_dot_product_flash_attention_for_cpu_backward",
+        replace(_attends(1), scratch=flash_gradient),
     ),
+    ("scaled_dot_product_fused_attention_overrideable_backward", _attends(1)),
     ("scaled_dot_product_efficient_attention efficient_attention", _attends(variant="efficient")),
-    ("scaled_dot_product_efficient_attention_backward", _attends(1, variant="efficient")),
+    (
+        "scaled_dot_product_efficient_attention_backward",
+        replace(_attends(1, variant="efficient"), scratch=efficient_gradient),
+    ),
     ("scaled_dot_product_cudnn_attention", _attends(variant="cudnn")),
     ("scaled_dot_product_cudnn_attention_backward", _attends(1, variant="cudnn")),
     ("flash_attention_forward", _attends(sequence=1)),
@@ -613,9 +647,10 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     ("triangular_solve cholesky_solve cholesky_solve_helper", _works(_solved(1, 0), _FACTORIZATION)),
     ("linalg_lu_solve linalg_ldl_solve ormqr", _works(_solved(0, 2), _FACTORIZATION)),
     (
-        "cdist_forward cdist_backward pdist_forward pdist_backward euclidean_dist",
+        "cdist_backward pdist_forward pdist_backward",
         _works(_distances, 0.25, matrix=False, panels=False),
     ),
+    ("cdist_forward euclidean_dist", replace(_works(_distances, 0.25, matrix=False, panels=False), scratch=distances)),
 )  # fmt: skip
 
 
@@ -666,10 +701,12 @@ def find(name: str) -> Operator | None:
                 return None
             if found.model is Model.ROWS and suffix.startswith("_backward"):
                 return replace(found, gradient=True)
-            return _COPY if found.kind is not Kind.COMPUTE else found
+            return _COPY if found.kind is not Kind.COMPUTE else replace(found, scratch=None) if found.scratch else found
     return None
 
 
 def _over_lists(row: Operator) -> Operator:
     """The row of an operator that does the same to each of many tensors."""
-    return replace(row, lists=True, launches=reduced_list_launches if row.pace == "reduce" else list_launches)
+    return replace(
+        row, scratch=None, lists=True, launches=reduced_list_launches if row.pace == "reduce" else list_launches
+    )

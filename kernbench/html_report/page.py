@@ -105,7 +105,7 @@ def filled(sections: str, scripts: Sequence[str], title: str, data: str, *, skip
 
 def document_of(source: ReportSource) -> tuple[dict[str, Any], Columns]:
     """What the page is made of, as JSON and columns."""
-    rows = rows_of(source.spans)
+    rows = rows_of((*source.spans, *source.requests))
     figures = source.figures
     columns, types = Columns(), TypeTable()
     add_spans(columns, rows, types)
@@ -127,6 +127,7 @@ def document_of(source: ReportSource) -> tuple[dict[str, Any], Columns]:
         "kernels": [_fields(each) for each in figures.kernels],
         "collectives": [_fields(each) for each in figures.collectives],
         "steps": source.steps,
+        "serving": source.serving,
         "memory": source.memory,
         "traffic": None if source.links is None else source.links.header,
         "peaks": source.peaks,

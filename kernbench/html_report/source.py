@@ -50,6 +50,8 @@ class ReportSource:
         steps: of a training program, a row each.
         memory: of ranks, over time and at their peaks.
         links: what links carried, and bandwidths beside their limits; None: nothing is known.
+        requests: of a serving engine, as spans of no rank; no part of ``spans``.
+        serving: what the engine achieved; None: there was none.
         peaks: the device's matrix FLOP/s by format and its memory's bytes/s, as far as they are known.
     """
 
@@ -65,6 +67,8 @@ class ReportSource:
     memory: Sequence[dict[str, Any]] = ()
     peaks: Mapping[str, Any] = field(default_factory=dict)
     links: ShownLinks | None = None
+    requests: Sequence[Span] = ()
+    serving: dict[str, Any] | None = None
 
 
 def source_of_run(
@@ -89,6 +93,8 @@ def source_of_run(
         steps=[step.model_dump() for step in result.steps],
         memory=memory_of(run.simulation),
         links=links_of(run.engine, figures.length),
+        requests=timeline.requests,
+        serving=None if result.serving is None else result.serving.model_dump(exclude={"of_requests"}),
         peaks={
             "matrix": {name: device.matrix_rate(name) for name in formats if name in device.matrix.known()},
             "memory": device.hbm_copy_bandwidth,
@@ -141,6 +147,13 @@ def _facts(result: RunResult, figures: TraceReport) -> Sequence[tuple[str, str, 
             facts.append(("samples/s", f"{done.samples_per_second:,.1f}", ""))
         if done.model_flops_per_second_per_gpu:
             facts.append(("MFU", f"{done.mfu:.1%}", f"HFU {done.hfu:.1%} of {_peaks(done.peaks)}"))
+    if result.serving is not None:
+        serving = result.serving
+        facts.append(("requests/s", f"{serving.requests_per_second:,.3f}", f"{serving.requests} requests"))
+        facts.append(("generated tokens/s", f"{serving.generated_tokens_per_second:,.0f}", ""))
+        for label, found in (("TTFT", serving.ttft), ("TPOT", serving.tpot)):
+            if found is not None:
+                facts.append((label, DURATION.format(found.p50), f"median; p99 {DURATION.format(found.p99)}"))
     for label, name in (
         ("allocated at most", "allocated_bytes"),
         ("reserved at most", "reserved_bytes"),

@@ -4,8 +4,9 @@ Requests are rounded up to 512 bytes and served from free blocks of the same str
 that fits first; what is left over is split off, and free neighbours join again. Without one, a **segment** is taken from the
 device, which the program keeps ("reserved") after its blocks are free, until the device is full or the cache is emptied.
 
-The rules and their figures are those of torch 2.13 (c10/cuda/CUDACachingAllocator.cpp). Left out: pools of CUDA graphs, memory
-shared between processes. A program's own pool has segments of its own, which are kept as long as the program keeps the pool.
+The rules and their figures are those of torch 2.13 (c10/cuda/CUDACachingAllocator.cpp). Left out: memory
+shared between processes. A program's own pool, and one of CUDA graphs, has segments of its own, which are kept as long as the
+program keeps the pool, or a graph of it.
 
 A block that streams other than its own have used is free when they have: its freer says which **uses** are open, and the
 allocator asks at its next request which have ended.
@@ -451,6 +452,10 @@ class CachingAllocator:
         self._kept_pools.discard(owner)
         if owner in self._owned:
             self._give_back_cached(owner)
+
+    def unkeep(self, owner: int) -> None:
+        """The last graph of a pool is gone: what is free of it goes back when the cache is emptied."""
+        self._kept_pools.discard(owner)
 
     def _give_back_cached(self, owner: int = 0) -> None:
         """Of all pools that have no owner, or of one."""

@@ -19,9 +19,9 @@ EXTENT, SIZE, REQUESTED, BORN, PHASE, PLACE, CATEGORY, OWNER, DIED, DEATH_PHASE,
 small to look for); what it was for (None: not known); the module it belongs to; until when; in which phase it died; the
 :class:`~kernbench.memory.modules.ModuleUse` that allocated it (None: none did, or too small to look for)."""
 
-PARAMETERS, BUFFERS, GRADIENTS, OPTIMIZER, UNSHARDED, COMMUNICATION, ACTIVATIONS, TEMPORARIES = CATEGORIES = (
+PARAMETERS, BUFFERS, GRADIENTS, OPTIMIZER, UNSHARDED, COMMUNICATION, ACTIVATIONS, TEMPORARIES, WORKSPACES = CATEGORIES = (
     "parameters", "buffers", "gradients", "optimizer state", "unsharded parameters", "communication buffers", "activations",
-    "temporaries",
+    "temporaries", "workspaces",
 )  # fmt: skip
 
 FORWARD, BACKWARD, STEP = range(3)

@@ -19,11 +19,6 @@ NCCL_RING_CHANNELS = 16
 """Channels that a communicator connects for rings, each with one peer: NCCL's logs on nodes of eight H100 (issues 1357, 1453).
 Those of trees and of the switch, and of point-to-point calls, are not counted."""
 
-CUBLAS_WORKSPACE = {9: 32 * MIB, 10: 32 * MIB}
-"""Bytes per process (for one stream) by the major number of the architecture; 8519680 for others: torch's
-aten/src/ATen/cuda/CublasHandlePool.cpp. A process that multiplies on several streams has one for each, which is not counted."""
-OTHER_CUBLAS_WORKSPACE = 8519680
-
 
 @dataclass
 class Overhead:
@@ -47,12 +42,7 @@ class Overhead:
 
 def process_overhead(arch: int | str) -> Overhead:
     """What a process takes as soon as it uses a device of an architecture (90, ``"gfx942"``)."""
-    if platform_of(arch) == "HIP":
-        return Overhead({"HIP context": CUDA_CONTEXT, "hipBLAS workspace": OTHER_CUBLAS_WORKSPACE})
-    major = arch // 10 if isinstance(arch, int) else 0
-    return Overhead({
-        "CUDA context": CUDA_CONTEXT, "cuBLAS workspace": CUBLAS_WORKSPACE.get(major, OTHER_CUBLAS_WORKSPACE),
-    })  # fmt: skip
+    return Overhead({f"{platform_of(arch)} context": CUDA_CONTEXT})
 
 
 def platform_of(arch: int | str) -> str:

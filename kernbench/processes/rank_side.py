@@ -50,6 +50,7 @@ CROSSES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("scheduler", ("current_rank", "pause")),
     ("drain", ("pending", "until")),
     ("assumptions", ("add", "left_out", "used")),
+    ("requests", ("event", "step")),
     ("", ("wait_on_stream", "limit")),
 )  # fmt: skip
 """Owners of a simulation (attributes of it), and which of their methods a rank's process has of its own: here, those of
@@ -401,6 +402,12 @@ class RankSide(Uplink):
             self.cast("store", key, timeout, name, args, kwargs, self.host.clock)
             return None
         return self.call("store", key, timeout, name, args, kwargs)
+
+    def _requests_event(self, rank: int, name: str, event: str, tokens: int, at: float) -> None:
+        self.cast("request", rank, name, event, tokens, at)
+
+    def _requests_step(self, rank: int, at: float, *figures: int) -> None:
+        self.cast("engine_step", rank, at, *figures)
 
     def _step_ended(self, number: int, end: StepEnd) -> None:
         self.cast("step", number, end.clock, self.numbers(end.tails), end.account.copy())

@@ -103,7 +103,8 @@ class Relay:
             "thread": self._thread, "tell": self._tell, "watch": self._watch,
             "linger": partial(simulation.threads.linger, self._rank),
             "assumed": simulation.assumptions.add, "left_out": simulation.assumptions.left_out,
-            "used": simulation.assumptions.used,
+            "used": simulation.assumptions.used, "request": simulation.requests.event,
+            "engine_step": simulation.requests.step,
         }  # fmt: skip
         waits, reads, polls = simulation.waits, simulation.host_reads, simulation.polls
         self._calls: dict[str, Callable[..., Any]] = {

@@ -38,6 +38,7 @@ from kernbench.simulation.order.stream_order import StreamOrder
 from kernbench.simulation.ranks.hosts import Hosts
 from kernbench.simulation.ranks.listeners import Listener, Stages
 from kernbench.simulation.ranks.locations import NOWHERE, user_location, working_folder
+from kernbench.simulation.ranks.serving_requests import Requests
 from kernbench.simulation.ranks.training_steps import Steps
 from kernbench.simulation.time.deadlines import Deadlines
 from kernbench.simulation.time.disk_times import Disks
@@ -97,6 +98,7 @@ class Simulation:
         hosts, streams, storages, disks, values, host_reads, functions, kernels: what a rank does by itself.
         threads: of ranks, which take turns.
         steps: where the ranks' programs have got to.
+        requests: of serving engines, as they tell of them.
         waits, matcher, runs, deadlines, monitored, polls, signal_timing, drain, world: what concerns others.
         assumptions: what was assumed of values that were not computed.
         jitter: how quick ranks are.
@@ -148,8 +150,8 @@ class Simulation:
         device = self.topology.device
         self.op_costs = OpCosts(device, brought(plugins.operator_costs()), lambda: str(user_location()),
                                 self.topology.system.host)  # fmt: skip
-        engine.clocks.slowdown = kernels_of(device).sustained
-        engine.clocks.between = kernels_of(device).sustained_between
+        kernels = kernels_of(device)
+        engine.clocks.describe(kernels.sustained, kernels.sustained_alone)
         engine.interference.persistent = kernels_of(device).persistent
         self.assumptions = Assumptions(unknown)
         self.interrupted = ""
@@ -162,6 +164,7 @@ class Simulation:
         self.memories = ProcessMemories(engine, self.hosts, memory_limit)
         self.storages = StorageTable(engine.memory, sips, self.memories, has_data=engine.enable_data)
         self.steps = Steps(self.hosts, engine.clocks)
+        self.requests = Requests()
         self.hooks = open_hooks(plugins, context, describe, engine, scheduler, self.executor, self.hosts)
         self.waits = Waits(engine, self.hosts, scheduler)
         self.giving_way = self._giving_way()

@@ -96,6 +96,8 @@ class CompiledFinder:
         if fullname in self.stand_in.bound:
             loader = _BoundLoader(self.stand_in, self.stand_in.bound[fullname], tells=not self.anyway)
             return importlib.util.spec_from_loader(fullname, loader)
+        if fullname in self.stand_in.observed:
+            return _observed(self.stand_in.observed[fullname], PathFinder.find_spec(fullname, path))
         reference = self.stand_in.compiled.get(fullname)
         if reference is None:
             return None
@@ -143,6 +145,26 @@ def tell(stand_in: StandIn) -> None:
         stand_in.name,
         f"{stand_in.name}: its stand-in ({stand_in.release}) was imported, as the package is not here for want of CUDA",
     )
+
+
+def _observed(reference: str, spec: ModuleSpec | None) -> ModuleSpec | None:
+    """The module as it is, which a function is given when it has been executed."""
+    if spec is None or not isinstance(spec.loader, SourceFileLoader):
+        return spec
+    spec.loader = _ObservedLoader(spec.loader.name, spec.loader.path)
+    spec.loader.reference = reference
+    return spec
+
+
+class _ObservedLoader(SourceFileLoader):
+    reference = ""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """See importlib."""
+        from kernbench.plugins.discovery import load_reference
+
+        super().exec_module(module)
+        load_reference(self.reference)(module)
 
 
 class _OperatorsLoader(Loader):

@@ -36,6 +36,8 @@ class StandIn:
         needs: packages that the package's own Python imports and its wheel does not ask for.
         around: for a module of the package's Python that could not be executed without CUDA a reference to a context manager,
             which is given the module and within which it is executed.
+        observed: for a module of the package a reference to a function, which is given the module when it has been imported:
+            what tells the simulation of what the package does (:func:`kernbench.report_request`).
     """
 
     name: str
@@ -46,6 +48,7 @@ class StandIn:
     bound: Mapping[str, str] = field(default_factory=dict)
     around: Mapping[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
+    observed: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def libraries(self) -> dict[str, str]:
@@ -91,6 +94,9 @@ SHIPPED = {
             "vllm._moe_C_stable_libtorch": f"{_VLLM}.experts:operators",
             "vllm.vllm_flash_attn._vllm_fa2_C": f"{_VLLM}.attention:second",
             "vllm.vllm_flash_attn._vllm_fa3_C": f"{_VLLM}.attention:third",
+        }, observed={
+            "vllm.v1.core.sched.scheduler": f"{_VLLM}.requests:observe",
+            "vllm.v1.worker.gpu.sample.sampler": f"{_VLLM}.requests:observe_sampling",
         }),
     )
 }  # fmt: skip

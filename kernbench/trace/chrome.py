@@ -2,7 +2,8 @@
 
 One process per rank with a track for its host, one per stream, and one per peer that it sends to or receives from; one
 process for the links, with a counter of the bytes/s on each. A message is an arrow (a flow) from the sender's slice to the
-receiver's. Format: "Trace Event Format", Google, 2016.
+receiver's. Requests of a serving engine are a process with lanes, and counters of its steps.
+Format: "Trace Event Format", Google, 2016.
 
 Times are virtual, written as microseconds with whole nanoseconds, which is what Perfetto keeps. Equal simulations
 give equal files, byte for byte.
@@ -67,6 +68,7 @@ def _events(timeline: Timeline) -> Iterator[str]:
     events += _link_events(timeline, tracks, link_names)
     events += _memory_events(timeline, tracks)
     events += _path_events(timeline, tracks)
+    events += _request_events(timeline, tracks)
     events.sort(key=lambda event: event[:2])
     yield from map(_encode, tracks.metadata())
     if timeline.note:
@@ -87,7 +89,7 @@ class _Tracks:
         self._tids: dict[int, dict[tuple[Any, ...], int]] = {}
         self._names: dict[tuple[int, int], str] = {}
         has_main = any(span.rank is None for span in timeline.spans)
-        self.path = self.links + 1
+        self.path, self.requests = self.links + 1, self.links + 2
         self.pids = [*(rank + 1 for rank in self._ranks), *([self._main] if has_main else []), self.links]
         # streams are numbered before the peers, so that each rank's tracks come in the same order
         wanted = {(self.pid(span.rank), self._order(span.track), span.track, span.sip) for span in timeline.spans}
@@ -105,6 +107,10 @@ class _Tracks:
     def track_of_path(self) -> int:
         """Thread of the critical path."""
         return self._tid(self.path, ("critical path",), "critical path")
+
+    def track_of_requests(self, lane: str) -> int:
+        """Thread of a lane of requests."""
+        return self._tid(self.requests, (lane,), lane)
 
     def peer(self, pid: int, direction: str, peer: int, lane: int) -> int:
         """Thread of the messages to or from a peer; ``lane`` tells apart those that overlap."""
@@ -135,6 +141,8 @@ class _Tracks:
         yield from self._process(self.links, f"links of {self._topology.system.name}")
         if self.path in self._tids:
             yield from self._process(self.path, "critical path")
+        if self.requests in self._tids:
+            yield from self._process(self.requests, "requests")
         for (pid, tid), name in sorted(self._names.items()):
             yield {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": name}}
             yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}}
@@ -286,3 +294,21 @@ def _path_events(timeline: Timeline, tracks: _Tracks) -> Iterator[Event]:
         name = _encode(f"rank {step.span.rank}: {step.span.name}")
         args = _encode({"kind": step.kind, "rank": step.span.rank, "track": step.span.track})
         yield _slice(name, '"critical path"', tracks.path, tid, _ns(step.begin), _ns(step.end), args)
+
+
+def _request_events(timeline: Timeline, tracks: _Tracks) -> Iterator[Event]:
+    """Requests of a serving engine as lanes; tokens of its steps, its queues, and the use of its cache as counters."""
+    for span in timeline.requests:
+        tid = tracks.track_of_requests(span.track)
+        begin, end = _ns(span.begin), _ns(span.end)
+        yield _slice(_encode(span.name), _encode(span.kind), tracks.requests, tid, begin, end, _encode(_args(span)))
+    for step in timeline.engine_steps:
+        at = _ns(step.at)
+        counters: dict[str, dict[str, int]] = {
+            "tokens of a step": {"prefill": step.prefill, "decode": step.decode},
+            "requests": {"running": step.running, "waiting": step.waiting},
+            **({"cache (blocks)": {"used": step.blocks_used}} if step.blocks else {}),
+        }
+        for name, values in counters.items():
+            head = f'"ph":"C","name":{_encode(name)},"pid":{tracks.requests},"ts":{at / 1000}'
+            yield at, 1, f'{{{head},"args":{_encode(values)}}}'

@@ -16,7 +16,7 @@ from kernbench.trace.rank_tables import RankRow, table_lines
 
 _SHORT = {
     "parameters": "params", "gradients": "grads", "optimizer state": "optimizer", "unsharded parameters": "unsharded",
-    "communication buffers": "comm", "temporaries": "temp",
+    "communication buffers": "comm", "temporaries": "temp", "workspaces": "workspace",
 }  # fmt: skip
 _TABLE = ("allocated", "reserved", "device", "step")
 """Columns that every such table has. That of the device has units of its own: it is often a thousand times more."""

@@ -97,7 +97,7 @@ def _ours(slices: Sequence[Slice], events: Sequence[Any], file: str) -> Iterator
     for each in slices:
         pid, kind = each.get("pid", 0), each.get("cat", "")
         track = tracks.get((pid, each.get("tid", 0)), "")
-        if kind in ("message", "critical path") or not track:
+        if kind in ("message", "critical path", "request") or not track:
             continue
         args, begin = each.get("args") or {}, _seconds(each["ts"], each, file)
         interval = (args["low us"] * 1e-6, args["high us"] * 1e-6) if "low us" in args and "high us" in args else None

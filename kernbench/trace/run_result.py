@@ -25,6 +25,7 @@ from kernbench.trace.critical import critical_path
 from kernbench.trace.memory_report import RankMemory, memory_of_ranks
 from kernbench.trace.notes import notes_of
 from kernbench.trace.rank_times import RankTime, rank_times, traffic
+from kernbench.trace.serving_figures import ServingResult, serving_result
 from kernbench.trace.step_parts import mean_parts, parts_of
 from kernbench.trace.step_times import TOLERANCE, StepTimes, achieved
 from kernbench.trace.timeline import Timeline
@@ -141,6 +142,9 @@ class RunResult(_Part):
     extrapolated: dict[int, float] = Field(description="steps, and seconds that they take")
     ranks: tuple[ResultOfRank, ...]
     collectives: tuple[ResultOfCollective, ...]
+    serving: ServingResult | None = Field(
+        default=None, description="of a serving engine, as far as it reported requests"
+    )
     notes: tuple[str, ...]
 
 
@@ -154,6 +158,7 @@ def result_of(
     samples: int | None = None,
     extrapolate: int | None = None,
     notes: Sequence[str] = (),
+    limits: Mapping[str, float] | None = None,
 ) -> RunResult:
     """Sum up a simulation whose ranks have ended.
 
@@ -164,6 +169,7 @@ def result_of(
         tokens, samples: of a step, of the whole job; by default what the program reported.
         extrapolate: a number of steps.
         notes: what is to be said of the run, in sentences.
+        limits: of the goodput of a serving engine, seconds by measure.
     """
     times = StepTimes.of(simulation)
     figures = achieved(times, simulation.topology.device, tokens=tokens, samples=samples)
@@ -185,12 +191,13 @@ def result_of(
     fullest = {memory.rank: memory for memory in memories}
     lines = rank_times(simulation)
     ranks = [_of_rank(simulation, line, fullest.get(line.rank)) for line in lines]
+    gpus = len(ranks) if simulation.hosts.folding is None else simulation.hosts.folding.world
     return RunResult(
         kernbench=__version__,
         program=program,
         arguments=tuple(arguments),
         system=simulation.topology.system.name,
-        gpus=len(ranks) if simulation.hosts.folding is None else simulation.hosts.folding.world,
+        gpus=gpus,
         status=_status(failures, times, simulation.interrupted),
         failures=failures,
         seconds=max((line.seconds for line in ranks), default=0.0),
@@ -214,6 +221,7 @@ def result_of(
         collectives=tuple(
             ResultOfCollective(name=each.name, calls=each.calls, bytes=each.nbytes) for each in traffic(simulation)
         ),
+        serving=serving_result(simulation.requests, gpus, limits),
         notes=(*times.notes, *notes_of(simulation, lines), *notes),
     )
 

@@ -13,8 +13,10 @@ from kernbench.memory.ledger import Ledger, category_of
 from kernbench.notebook_html import block, paragraph, picture
 from kernbench.sim_engine.engine import GraphEngine
 from kernbench.sim_engine.op_log import CollectiveTrace, LoggedOperations
+from kernbench.simulation.ranks.serving_requests import EngineStep, Requests
 from kernbench.topology import Topology
 from kernbench.trace.picture import timeline_picture
+from kernbench.trace.request_spans import request_spans
 from kernbench.trace.spans import COMPUTE_KINDS, HOST, ChunkStep, Span
 
 MAX_STEPS = 20_000
@@ -47,6 +49,8 @@ class Timeline:
         ledgers: what each process allocated on each SIP.
         unmodelled: operators that no model knows, each in a sentence.
         interrupted: the signal that ended the run; empty: none did.
+        requests: of a serving engine, each as two spans; no part of ``spans``.
+        engine_steps: of it.
     """
 
     topology: Topology
@@ -60,6 +64,8 @@ class Timeline:
     ledgers: tuple[Ledger, ...] = ()
     unmodelled: tuple[str, ...] = ()
     interrupted: str = ""
+    requests: tuple[Span, ...] = ()
+    engine_steps: tuple[EngineStep, ...] = ()
 
     @classmethod
     def of(cls, source: HasEngine | GraphEngine, *, max_steps: int | None = MAX_STEPS) -> Timeline:
@@ -79,6 +85,8 @@ class Timeline:
                 collectives_left_out += 1
             else:
                 messages += _messages(trace)
+        reported = getattr(getattr(source, "simulation", source), "requests", None)
+        records, steps = reported.all() if isinstance(reported, Requests) else ([], [])
         return cls(
             topology=engine.topology,
             title=str(getattr(source, "correlation_id", "")),
@@ -91,6 +99,8 @@ class Timeline:
             ledgers=tuple(log.ledgers),
             unmodelled=() if isinstance(source, GraphEngine) else source.op_costs.unmodelled.sentences,
             interrupted=str(getattr(getattr(source, "simulation", source), "interrupted", "")),
+            requests=tuple(request_spans(records)),
+            engine_steps=tuple(steps),
         )
 
     def memory(self) -> list[MemoryChange]:

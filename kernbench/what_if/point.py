@@ -116,7 +116,8 @@ def metrics_of(result: RunResult) -> dict[str, Any]:
 
     ``over_bytes``: by how much a device's memory would have to be larger, 0 if the program fits. ``at_least``: whether the
     program was stopped where it ran out of memory, so that it may need more than that. ``seconds_low``, ``seconds_high``: the
-    80 % interval of ``seconds_per_step``, where the log has what it is made of.
+    80 % interval of ``seconds_per_step``, where the log has what it is made of. Of a serving engine tokens are generated ones,
+    and there are ``ttft_p50``, ``ttft_p99``, ``tpot_p50``, ``tpot_p99``, in seconds.
     """
     reached = result.throughput
     steps = [] if reached is None else result.steps[reached.steps[0] - 1 : reached.steps[1]]
@@ -145,6 +146,11 @@ def metrics_of(result: RunResult) -> dict[str, Any]:
         "at_least": result.status == "out_of_memory",
         "notes": "; ".join(result.notes),
     }
+    if result.serving is not None:
+        served = result.serving
+        figures["tokens_per_second"] = served.generated_tokens_per_second or None
+        for name, found in (("ttft", served.ttft), ("tpot", served.tpot)):
+            figures |= {f"{name}_{part}": None if found is None else getattr(found, part) for part in ("p50", "p99")}
     return figures
 
 

@@ -76,7 +76,9 @@ def ask(
     """
     tasks = tasks_of(question, timeout=timeout)
     directory = Path(output)
-    points = StudyRunner(directory, scheduler, jobs, resume, retry_failed, progress).run(tasks, run_task, own_processes=True)
+    points = StudyRunner(directory, scheduler, jobs, resume, retry_failed, progress).run(
+        tasks, run_task, own_processes=True
+    )
     measure, unit, rows = ranked(rows_of(tasks, points.by_key))
     files = [directory / "table.csv", directory / "answer.json"]
     write_csv(files[0], rows)

@@ -15,8 +15,8 @@ from tests.house.source import Package
 
 LAYERS = (
     ("notebook_html",),
-    ("defaults", "errors", "lazy_names", "own_files", "programs", "reporting", "standard_output", "version"),
-    ("input_files",),
+    ("defaults", "errors", "lazy_names", "own_files", "reporting", "standard_output", "version"),
+    ("input_files", "programs"),
     (
         "callable_module",
         "collective_kinds",

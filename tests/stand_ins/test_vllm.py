@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import math
 import re
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,9 +15,11 @@ import torch
 
 import kernbench
 from kernbench.compiled_operators.operators import Operators
+from kernbench.compiled_operators.vllm.requests import observe, observe_sampling
 from kernbench.cost.attention import attention_time
 from kernbench.cost.ragged_attention import RaggedAttention
 from kernbench.topology import resolve_topology
+from kernbench.trace.serving_figures import serving_result
 
 # as vLLM 0.33.0's wheel has them in its libraries
 SCHEMAS = {
@@ -395,3 +399,88 @@ def test_within_a_custom_operation_it_is_what_that_takes() -> None:
         assert not ctx.simulation.op_costs.unmodelled.operators
         names = [each.name for each in ctx.simulation.engine.op_log.operations]
     assert names == ["kernbench_test_core::silu_and_mul"]
+
+
+class FakeScheduler:
+    """What of vLLM's scheduler is wrapped, in the shape that release 0.33 has it; its own methods are called as they are."""
+
+    def __init__(self) -> None:
+        self.requests: dict[str, Any] = {}
+        self.running: list[str] = []
+        self.waiting: list[str] = []
+        pool = SimpleNamespace(num_gpu_blocks=10, get_num_free_blocks=lambda: 10 - 3 * len(self.requests))
+        self.kv_cache_manager = SimpleNamespace(block_pool=pool)
+
+    def add_request(self, request: Any) -> None:
+        self.requests[request.request_id] = request
+        self.running.append(request.request_id)
+
+    def update_from_output(self, scheduled: Any, output: Any) -> dict[int, Any]:
+        outputs = []
+        for name, tokens in output.items():
+            request = self.requests[name]
+            request.num_output_tokens += len(tokens)
+            done = request.num_output_tokens >= 2
+            outputs.append(
+                SimpleNamespace(request_id=name, new_token_ids=tokens, finish_reason="length" if done else None)
+            )
+            if done:
+                del self.requests[name]
+                self.running.remove(name)
+        return {0: SimpleNamespace(outputs=outputs)}
+
+
+def test_its_scheduler_tells_of_requests_and_steps() -> None:
+    observe(SimpleNamespace(Scheduler=FakeScheduler))  # type: ignore[arg-type]
+
+    def engine(rank: int) -> None:
+        scheduler = FakeScheduler()
+        for name, length in (("a", 5), ("b", 7)):
+            scheduler.add_request(SimpleNamespace(
+                request_id=name, num_prompt_tokens=length, num_output_tokens=0, arrival_time=time.time()
+            ))  # fmt: skip
+        for scheduled, output in (
+            ({"a": 5, "b": 3}, {"a": [1]}),
+            ({"a": 1, "b": 4}, {"a": [2], "b": [3]}),
+            ({"b": 1}, {"b": [4]}),
+        ):
+            time.sleep(0.25)
+            preempted = {"b"} if len(scheduled) == 1 else None
+            scheduler.update_from_output(
+                SimpleNamespace(num_scheduled_tokens=scheduled, preempted_req_ids=preempted), output
+            )
+
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(engine, nprocs=1)
+        result = serving_result(ctx.simulation.requests, 1)
+    assert result is not None
+    steps = [(each.prefill_tokens, each.decode_tokens, each.running, each.blocks_used) for each in result.of_steps]
+    assert steps == [(8, 0, 2, 6), (4, 1, 1, 3), (0, 1, 0, 0)]
+    found = {each.name: each for each in result.of_requests}
+    assert [(each.prompt_tokens, each.generated_tokens, each.ended, each.preemptions) for each in found.values()] == [
+        (5, 2, True, 0), (7, 2, True, 1),
+    ]  # fmt: skip
+    assert [each.first_token for each in found.values()] == pytest.approx([0.25, 0.5], abs=1e-3)
+    assert [each.arrived for each in found.values()] == pytest.approx([0.0, 0.0], abs=1e-3)
+
+
+def test_the_second_runners_tokens_are_counted_without_data() -> None:
+    class Sampler:
+        def __call__(self, logits: torch.Tensor, batch: Any) -> Any:
+            return SimpleNamespace(num_sampled=(logits[:, 0] > 0).int())
+
+    observe_sampling(SimpleNamespace(Sampler=Sampler))  # type: ignore[arg-type]
+    counted: list[list[int]] = []
+
+    def runner(rank: int) -> None:
+        batch = SimpleNamespace(
+            num_computed_tokens_np=np.array([0, 8, 20]), num_scheduled_tokens=np.array([8, 8, 1]),
+            prefill_len_np=np.array([16, 16, 20]),
+        )  # fmt: skip
+        logits = torch.empty(3, 1 << 16, device="cuda")
+        counted.append([int(each) for each in Sampler()(logits, batch).num_sampled.tolist()])
+
+    with kernbench.simulate("dgx_h100", enable_data=False) as ctx:
+        ctx.multiprocessing.spawn(runner, nprocs=1)
+        assert any("num_sampled" in each or "tolist" in each for each in ctx.simulation.assumptions.notes)
+    assert counted == [[0, 1, 1]]

@@ -356,3 +356,38 @@ def test_operands_keep_their_memory_when_their_tensors_are_given_other_data(run:
         return out.tolist(), kept.tolist(), between.numel()
 
     assert run(body) == [([15.0] * 4, [5.0] * 4, 0)]
+
+
+def test_without_data_a_graph_keeps_no_memory_between_its_operations() -> None:
+    """Its results stay, and what lies between them is free for the next operation, as in the pool of a graph on a GPU; a buffer
+    of known numbers that the program fills before a replay steers it."""
+    side, layers = 4096, 8
+
+    def body(rank: int, found: list[Any]) -> None:
+        x, weight = (torch.empty(side, side, device="cuda") for _ in range(2))
+        index, table = torch.zeros(2, dtype=torch.long, device="cuda"), torch.arange(8, device="cuda") * 10
+
+        def step() -> tuple[torch.Tensor, torch.Tensor]:
+            y = x
+            for _ in range(layers):
+                y = torch.relu(y @ weight) + x
+            return y, table[index]
+
+        step()
+        torch.cuda.synchronize()
+        before = torch.cuda.memory_allocated()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out, chosen = step()
+        held = torch.cuda.memory_allocated() - before
+        index.copy_(torch.tensor([3, 5]))
+        graph.replay()
+        found.append((held // out.nbytes, tuple(out.shape), [int(each) for each in chosen.tolist()]))
+
+    found: list[Any] = []
+    with kernbench.simulate("dgx_h100", enable_data=False) as ctx:
+        ctx.multiprocessing.spawn(body, args=(found,), nprocs=1)
+        assert not ctx.simulation.assumptions.notes
+        names = [each.name for each in ctx.simulation.engine.op_log.operations]
+    assert found == [(1, (side, side), [30, 50])]
+    assert sum("mm" in name for name in names) == 2 * layers  # eager and replayed: a capture runs nothing

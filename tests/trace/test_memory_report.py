@@ -71,7 +71,7 @@ def _table(lines: Sequence[str], heading: str) -> list[dict[str, str]]:
 ALLOCATED = 28 * MIB + 4 * MIB
 RESERVED = 16 * MIB + 20 * MIB + 28 * MIB
 """The first tensor has a segment of its own, the second shares one; none that is free is large enough for the third."""
-BESIDES = (755 + 32) * MIB
+BESIDES = 755 * MIB
 """CUDA's context and cuBLAS's workspace; 224 MiB for each communicator that has been used are added."""
 
 

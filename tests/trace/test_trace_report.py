@@ -104,7 +104,7 @@ def test_the_trace_shows_path_memory_and_intervals(path: Path) -> None:
     by_use = [event["args"] for event in events if event["name"] == "memory by use (bytes)" and event["pid"] == 1]
     assert [sum(args.values()) for args in by_use] == [args["allocated"] for args in memory]
     assert max(args["allocated"] for args in memory) == memory[-1]["peak"] >= 4 * (1 << 22) + 4 * 2048**2
-    assert memory[-1]["allocated"] == 0
+    assert memory[-1]["allocated"] == 32 << 20  # the workspace of its products stays
     operations = [event for event in events if event.get("cat") in ("gemm", "collective")]
     for event in operations:
         assert event["args"]["low us"] < event["dur"] < event["args"]["high us"]

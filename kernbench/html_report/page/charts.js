@@ -74,6 +74,28 @@ function showTimes(run) {
   ]));
 }
 
+// Requests of a serving engine: a table of times, and what its steps and its cache were used for over time.
+function showServing(run) {
+  const found = run.serving;
+  at("serving").hidden = !found;
+  if (!found) return;
+  const times = [["time to first token", found.ttft], ["time per output token", found.tpot], ["inter-token latency", found.itl], ["latency", found.latency]];
+  table(at("serving-times"), ["", "mean", "p50", "p90", "p99", "most"], times.filter(([, each]) => each).map(([name, each]) => [
+    name, ...["mean", "p50", "p90", "p99", "most"].map((part) => seconds(each[part])),
+  ]));
+  const good = found.goodput, count = (value) => value.toLocaleString("en", { maximumFractionDigits: 2 });
+  at("serving-words").textContent = `${count(found.requests)} requests, ${count(found.requests_per_second)} requests/s, ${count(found.generated_tokens_per_second)} generated tokens/s, ${count(found.generated_tokens_per_second_per_gpu)} per GPU; ${count(found.steps)} steps, ${count(found.preemptions)} preemptions` + (good ? `; goodput ${count(good.requests_per_second)} requests/s, ${share(good.share, 1)} of them` : "");
+  at("serving-chart").hidden = !found.of_steps.length;
+  if (!found.of_steps.length) return;
+  const line = (name, part, step) => ({ name, type: "line", step, symbol: "none", lineStyle: { width: 1 }, data: found.of_steps.map((each) => [each.at, each[part]]) });
+  const series = [line("prefill tokens of a step", "prefill_tokens", "end"), line("decode tokens of a step", "decode_tokens", "end"), line("running requests", "running", "end"), line("waiting requests", "waiting", "end")];
+  if (found.blocks) series.push(line("blocks used", "blocks_used", "end"));
+  chartIn(at("serving-chart"), 280, () => ({
+    grid: { left: 60, right: 30, top: 40, bottom: 30 }, legend: { textStyle: { color: colour("text") } }, tooltip: { trigger: "axis" },
+    xAxis: axis("s", { type: "value", min: "dataMin" }), yAxis: axis("", { type: "value" }), series,
+  }));
+}
+
 // Flame view: boxes from the outermost call down; a box is as wide as its share of the one that is looked at.
 function showFlame(run) {
   at("flame").hidden = !run.flame.length;

@@ -57,6 +57,7 @@ async function open() {
   const timeline = showTimeline(run);
   showFindings(run);
   showTimes(run);
+  showServing(run);
   showFlame(run);
   showRoofline(run);
   showMemory(run);

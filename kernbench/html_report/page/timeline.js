@@ -55,13 +55,13 @@ class Timeline {
     if (view === "lines") {
       const byRank = new Map();
       for (const lane of lanes) byRank.set(lane.rank, [...(byRank.get(lane.rank) ?? []), lane]);
-      this.lines = [...byRank].map(([rank, parts]) => [rank, parts.sort((a, b) => onTop(a) - onTop(b))]).map(([rank, parts]) => ({ label: rank === null ? "main" : `rank ${rank}`, name: "", parts, rank }));
+      this.lines = [...byRank].map(([rank, parts]) => [rank, parts.sort((a, b) => onTop(a) - onTop(b))]).map(([rank, parts]) => ({ label: rank === null ? (parts[0].name.startsWith("requests") ? "engine" : "main") : `rank ${rank}`, name: "", parts, rank }));
     } else {
       const shown = view === "groups" ? new Map(groups.map(([ranks, rank]) => [rank, ranks])) : null;
       const wanted = lanes.filter((lane) => lane.rank === null || !shown || shown.has(lane.rank));
       this.lines = wanted.map((lane, i) => {
         const ranks = shown?.get(lane.rank), first = i === 0 || wanted[i - 1].rank !== lane.rank;
-        const who = lane.rank === null ? "main" : ranks && ranks.length > 1 ? `${ranks.length} ranks` : `rank ${lane.rank}`;
+        const who = lane.rank === null ? (lane.name.startsWith("requests") ? "engine" : "main") : ranks && ranks.length > 1 ? `${ranks.length} ranks` : `rank ${lane.rank}`;
         return { label: first ? who : "", who, name: lane.name, parts: [lane], rank: lane.rank, first };
       });
     }

@@ -10,7 +10,7 @@ from torch._C import DisableTorchFunctionSubclass
 
 from kernbench.cost.work import Cost
 from kernbench.sim_engine import GraphEngine, Operation
-from kernbench.sim_engine.op_log import MemoryRanges
+from kernbench.sim_engine.op_log import MemoryRanges, Title
 from kernbench.simulation.memory.storages import StorageTable, Stored
 from kernbench.simulation.memory.tensor_queries import tensors_in
 from kernbench.simulation.ranks.hosts import Host, Hosts
@@ -73,7 +73,8 @@ class Streams:
         if sip is None:
             sip = host.sip
         if host.capture is not None:
-            return host.capture.enqueue(self.enqueue, host, name, cost, sip, cost_then)
+            again = None if cost is None or cost_then is not None else self._again(host, name, cost, sip)
+            return host.capture.enqueue(self.enqueue, host, name, cost, sip, cost_then, again)
         spent = host.launch(launch.overhead if cost is None else launch.overhead + cost.host)
         begin = host.clock + launch.latency
         if cost is not None and host.in_graph:
@@ -99,6 +100,24 @@ class Streams:
         for listener in self._stages.enqueued:
             listener(host, op)
         return op
+
+    def _again(self, host: Host, name: str, cost: Cost, sip: int) -> Callable[[], None]:
+        """Puts an operation of a graph on ``host``'s stream at each replay: as a row of the log, where nothing listens."""
+        found, engine, latency = cost.in_graph(self._device), self._engine, self._costs.latency
+        title, seconds = Title(name, found.kind, found.nbytes, found.spread), found.seconds
+
+        def step() -> None:
+            stream = host.stream
+            if host.detours != 1 or host.unsettled or stream in host.awaited or self._hosts.observing:
+                self.enqueue(host, name, cost, sip=sip)  # one detour is that launches cost a replay nothing
+                return
+            lane = host.lanes.get(stream)
+            if not lane or lane.sip != sip:
+                lane = host.lanes[stream] = engine.lane(host.rank, sip, stream)
+            spent, host.prepared = host.prepared, 0.0
+            host.tails[stream] = engine.append(lane, title, host.clock + latency, seconds, spent)
+
+        return step
 
     def stored_of(self, tensor: torch.Tensor) -> Stored | None:
         """What is known about a tensor's storage, None if nothing."""

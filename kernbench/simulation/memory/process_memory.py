@@ -19,7 +19,20 @@ import torch
 from kernbench.errors import ConfigError
 from kernbench.memory.caching_allocator import CachingAllocator, NoRoomError, PhysicalMemory
 from kernbench.memory.history import AllocationHistory
-from kernbench.memory.ledger import DEATH_PHASE, DIED, EXTENT, KEPT, PHASES, STEP, Composition, Entry, Ledger
+from kernbench.memory.ledger import (
+    BACKWARD,
+    DEATH_PHASE,
+    DIED,
+    EXTENT,
+    KEPT,
+    PHASES,
+    STEP,
+    WORKSPACES,
+    Composition,
+    Entry,
+    Ledger,
+    claim,
+)
 from kernbench.memory.limits import (
     NCCL_CONNECTION,
     NCCL_RING_CHANNELS,
@@ -32,6 +45,7 @@ from kernbench.memory.modules import ModuleUse
 from kernbench.memory.remedies import ProgramState
 from kernbench.memory.report import OutOfMemoryReport
 from kernbench.memory.settings import AllocatorSettings
+from kernbench.memory.workspaces import BLAS, LT, Workspaces
 from kernbench.sim_engine import GraphEngine
 from kernbench.sim_engine.data_executor import Pick
 from kernbench.sim_engine.operation import Operation
@@ -90,6 +104,13 @@ class MemoryOwners(Protocol):
         """What the program of a process, which is in this frame, does already."""
 
 
+class SettledPool(Protocol):
+    """Memory of CUDA graphs (:class:`kernbench.torch_backend.gpu.memory.captured_memory.GraphPool`)."""
+
+    def settle(self) -> None:
+        """Give back what recordings alone hold."""
+
+
 _FREE_AGAIN = ("free again", "not yet")
 
 
@@ -137,6 +158,8 @@ class ProcessMemory:
         total: bytes of the SIP.
         fraction: share of the SIP that the program allows itself.
         history: of the allocator, if the program records it.
+        graph_pools: memory of its CUDA graphs, by the pool's number.
+        seeds: what generators that such graphs draw from have there, by the generator's identity.
     """
 
     def __init__(self, memories: ProcessMemories, host: Host, sip: int, index: int) -> None:
@@ -154,6 +177,10 @@ class ProcessMemory:
         self._counts_overhead = memories.counts_overhead
         self._most = memories.process_limit
         self.history: AllocationHistory | None = None
+        self.graph_pools: dict[int, SettledPool] = {}
+        self.seeds: dict[int, object] = {}
+        self._workspaces: dict[tuple[str, bool, str], Entry | None] = {}
+        self._workspace_sizes = memories.workspace_sizes
         self._closed = False
         self._noticeable = 1
         self._now = memories.main_clock if host.rank is None else None
@@ -165,8 +192,11 @@ class ProcessMemory:
         host, allocator, ledger = self.host, self.allocator, self.ledger
         if not nbytes or not host.takes_memory:
             return None
+        pool = host.memory_pool
+        if pool and self.graph_pools:
+            self.settle()
         try:
-            extent = allocator.allocate(nbytes, host.stream, host.memory_pool)
+            extent = allocator.allocate(nbytes, host.stream, pool)
         except NoRoomError as error:
             raise self._out_of_memory(nbytes, error.requested) from None
         place, module = self._origin(sys._getframe(1)) if nbytes >= self._noticeable else (None, None)
@@ -176,6 +206,8 @@ class ProcessMemory:
         ]  # fmt: skip
         events = ledger.events
         events.append(entry)
+        if allocator.allocated > ledger.peak and self.graph_pools:
+            self.settle()
         if allocator.allocated > ledger.peak:
             ledger.reach(allocator.allocated)
             ledger.peak_time, ledger.peak_step = entry[3], host.step
@@ -186,6 +218,40 @@ class ProcessMemory:
         if host.watcher is not None:
             host.watcher.allocated(extent.size, allocator.allocated, allocator.reserved, ledger.sip)
         return entry
+
+    def settle(self) -> None:
+        """Give back what recordings of CUDA graphs alone hold."""
+        for pool in list(self.graph_pools.values()):
+            pool.settle()
+
+    def provide(self, library: str) -> None:
+        """Before a product by a library (:mod:`kernbench.memory.workspaces`): the workspace of the current stream, and of the
+        thread that multiplies, which is the backward pass's own in one. Raises ``torch.OutOfMemoryError``."""
+        host = self.host
+        place = host.stream, host.phase % PHASES == BACKWARD, library
+        if place in self._workspaces or not host.takes_memory or self._closed:
+            return
+        if library == LT:
+            self.provide(BLAS)
+        sizes = self._workspace_sizes()
+        if sizes is not None:
+            entry = self.take(sizes.lt if library == LT else sizes.blas)
+            claim(entry, WORKSPACES)
+            self._workspaces[place] = entry
+
+    def drop_workspaces(self) -> None:
+        """Give them back, until they are needed again."""
+        entries, self._workspaces = self._workspaces, {}
+        for entry in entries.values():
+            if entry is not None:
+                self.give_back(entry)
+
+    def use(self, sizes: Sequence[int]) -> None:
+        """A kernel has this memory while it runs, bytes each. Raises ``torch.OutOfMemoryError``."""
+        entries = [self.take(nbytes) for nbytes in sizes]
+        for entry in entries:
+            if entry is not None:
+                self.give_back(entry)
 
     def _origin(self, frame: FrameType) -> tuple[Location, ModuleUse | None]:
         """Line and module of the program that allocates in a frame or its callers."""
@@ -219,6 +285,8 @@ class ProcessMemory:
         """The simulation has ended. What dies later is not noted: it may die in the middle of a garbage collection, which would
         take the notes for a sign of life."""
         self._closed = True
+        self.graph_pools.clear()
+        self.seeds.clear()
         self._now = None
         self._refresh = _nothing_newer
         self.host = Host(self.host.rank, self.ledger.sip, 0)  # a block leads here; it is to lead to no operation
@@ -292,6 +360,7 @@ class ProcessMemory:
 
     def claim_all(self) -> None:
         """Have the ledger know whose everything is."""
+        self.settle()
         memories = self._memories()
         if memories is not None and memories.owners is not None:
             memories.owners.claim_all(self.host)
@@ -392,6 +461,7 @@ class ProcessMemories:
         kept = []
         for each in self.opened:
             if not self.is_alive(each.host):
+                each.drop_workspaces()
                 each.allocator.empty_cache()
                 if not each.allocator.reserved:
                     self._give_back_overhead(each)
@@ -431,6 +501,10 @@ class ProcessMemories:
     def _give_back_overhead(memory: ProcessMemory) -> None:
         if memory.device.capacity < _UNLIMITED:
             memory.device.capacity += memory.overhead.total
+
+    def workspace_sizes(self) -> Workspaces | None:
+        """Of the process that runs; None on what has no such libraries."""
+        return Workspaces.of(self._arch, os.environ) if self.counts_overhead else None
 
     def settings_of(self, host: Host) -> AllocatorSettings:
         """Settings of a process's allocators: those it has set, or those of its environment."""

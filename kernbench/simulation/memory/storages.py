@@ -81,6 +81,10 @@ class DeviceMemory:
         owner = self._by_host.get(self._current()) or self.mine
         return Block(self, nbytes, shared, owner, owner.take(nbytes))
 
+    def of(self, host: Host) -> ProcessMemory:
+        """What the process has of it whose host is known, which is the one that runs."""
+        return self._by_host.get(host) or self.mine
+
     def hold_for(self, host: Host, nbytes: int) -> Block:
         """The same of the process whose host is known, which is the one that runs."""
         owner = self._by_host.get(host) or self.mine
@@ -102,6 +106,7 @@ class Stored:
         stand_in: what each element is taken to be, or is on average, where that is assumed; None: its values are known, or,
             of a hollow one, nothing better is known than the default of its dtype.
         stated: whether the program itself has said what its values are (``kernbench.assume``), and it is unwritten since.
+        stays_unknown: whether a captured graph has made it, whose replays will not know its values either.
         kept: whether its values stay with it on a SIP, however many they are (:mod:`kernbench.simulation.values.known_values`).
         missing: the parts of what was empty into which nothing known has been written; None: it was not, or something that is
             assumed has been.
@@ -111,6 +116,7 @@ class Stored:
     hollow = False
     stand_in: float | None = None
     stated = False
+    stays_unknown = False
     kept = False
     missing: tuple[Span, ...] | None = None
     allocation: Allocation | None = None
@@ -187,7 +193,14 @@ class Block(Stored):
     def take_over(self, note: Stored) -> None:
         """It was known so far by ``note``: here or on the host, it has the same values."""
         self.stand_in, self.missing, self.kept = note.stand_in, note.missing, note.kept
+        self.stays_unknown = note.stays_unknown
         self.hollow = self.hollow and not (note.kept and not note.hollow)
+
+    def let_go(self) -> None:
+        """The program has it no more, though the storage lives: a recording has its bytes."""
+        if self.entry is not None:
+            self.owner.give_back(self.entry)
+            self.entry = None
 
     def resize(self, nbytes: int) -> None:
         """The storage has another size now. Raises ``torch.OutOfMemoryError``, and has none then."""

@@ -7,8 +7,9 @@ replay is one launch: what the graph consists of follows on the device without i
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 from kernbench.cost.work import Cost
 from kernbench.order import GraphOrder
@@ -27,11 +28,31 @@ FOREIGN_GENERATOR = (
 """What it says of random numbers from a generator that the graph does not know."""
 
 
+class Recorded(Protocol):
+    """The memory of one recording (:class:`kernbench.torch_backend.gpu.memory.captured_memory.RecordedMemory`)."""
+
+    pool: Any
+    memories: list[Any]
+
+    def alias(self, value: Any) -> Any:
+        """A value for the recording."""
+
+    def expect(self, tensors: list[Any]) -> list[Any]:
+        """The recording has tensors that are not in the pool yet."""
+
+    def hold_expected(self) -> None:
+        """They are now, if they are to be."""
+
+    def forget(self) -> bool:
+        """The recording is gone."""
+
+
 class GraphCapture:
     """The steps of one graph.
 
     Attributes:
         stream: on which the capture began; a replay has what was on it on the stream that it is launched on.
+        memory: what it has of its pool.
         steps: what a replay does, in order.
         works: by collective of the capture, the one that stands for it in the present replay.
         posted: collectives of the capture.
@@ -41,8 +62,9 @@ class GraphCapture:
         order: what happens before what in a replay; None: no listener.
     """
 
-    def __init__(self, stream: str, order: GraphOrder | None = None) -> None:
+    def __init__(self, stream: str, memory: Recorded, order: GraphOrder | None = None) -> None:
         self.stream = stream
+        self.memory = memory
         self.order = order
         self.steps: list[Callable[[], Any]] = []
         self.works: dict[Any, Any] = {}
@@ -67,6 +89,14 @@ class GraphCapture:
         if self.order is not None:
             self.order.captured()
 
+    def forget(self) -> bool:
+        """The graph is gone, whoever holds this. Whether it was the last of its pool."""
+        self.steps.clear()
+        self.works.clear()
+        self.posted.clear()
+        self.kept.clear()
+        return self.memory.forget()
+
     def forbid(self) -> None:
         """Raise what CUDA says of what it does not permit now."""
         self.broken = True
@@ -74,18 +104,20 @@ class GraphCapture:
 
     def enqueue(
         self, enqueue: Callable[..., Operation], host: Any, name: str, cost: Cost | None, sip: int,
-        cost_then: Callable[[], Cost] | None = None,
+        cost_then: Callable[[], Cost] | None = None, again: Callable[[], Any] | None = None,
     ) -> Operation:  # fmt: skip
         """An operation that will be on the host's current stream when the graph is replayed; it has no waiter now.
 
-        ``cost_then``: what it costs at each replay, where that depends on values; None: as now.
+        Args:
+            cost_then: what it costs at each replay, where that depends on values; None: as now.
+            again: puts it there, where that needs nothing of this; None: ``enqueue`` does.
         """
         if cost is None:
             self.forbid()
         stream = host.stream
-        self.add(lambda: self.on_stream(
-            host, stream, lambda: enqueue(host, name, cost if cost_then is None else cost_then(), sip=sip)
-        ))  # fmt: skip
+        if again is None:
+            again = lambda: enqueue(host, name, cost if cost_then is None else cost_then(), sip=sip)  # noqa: E731
+        self.add(again if stream == self.stream else functools.partial(self.on_stream, host, stream, again))
         op = Operation(name, "math", host.rank, sip, stream, host.clock, 0.0)
         op.start = op.end = host.clock
         return op

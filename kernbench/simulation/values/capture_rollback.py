@@ -24,6 +24,8 @@ def keep(host: Host, tensors: Iterable[torch.Tensor]) -> None:
     for tensor in tensors:
         storage = storage_of(tensor)
         block = getattr(storage, NOTE, None)
+        if host.capture.memory.pool.owns(tensor):
+            continue
         if type(block) is Block and not block.hollow and storage.nbytes() and id(storage) not in host.capture.kept:
             with host.as_one(), torch.no_grad():
                 host.capture.kept[id(storage)] = storage, _bytes_of(storage).clone()

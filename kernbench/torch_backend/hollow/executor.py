@@ -194,6 +194,38 @@ class HollowValues:
                 device.on_device(tensor, wanted)
         return made
 
+    def stays_unknown(self, call: OperatorCall) -> bool:
+        """See :class:`~kernbench.torch_backend.operations.computing.Executor`: so is what has a point, is large and is on a
+        GPU, and what is new and made of that. A graph then keeps none of the call's tensors, whose memory is free for what
+        comes after it, as on a GPU."""
+        operator, kwargs = call.operator, call.kwargs or {}
+        moves = call.device.moving or (operator.kind == TRANSFER and (kwargs.get("device") or operator.writes))
+        if operator.draws or moves or call.device.host.order is not None:
+            return False
+        given = listed_tensors((*call.args, *kwargs.values()))
+        if not any(type(stored_of(each)) is Block for each in given):
+            return False
+        if not all(map(self._is_large, (*operator.written(call.args, kwargs), *operator.written_unsaid(call.args)))):
+            return False
+        made, follows = listed_tensors((call.result,)), any(map(self._stays_unknown, given))
+        if not all(self._is_large(each) or (follows and _is_assumed(each)) for each in made):
+            return False
+        for each in made:
+            self._storages.note(each).stays_unknown = True
+        return True
+
+    def _is_large(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor on a GPU has more numbers with a point than are ever known."""
+        if type(tensor) not in PLAIN or tensor.dtype in known_values.WHOLE:
+            return False
+        return _storage(tensor).nbytes() > self._storages.most_bytes
+
+    def _stays_unknown(self, tensor: torch.Tensor) -> bool:
+        stored = stored_of(tensor)
+        if stored is None:
+            return False
+        return self._is_large(tensor) or (stored.stays_unknown and stored.stand_in is not None)
+
     def marks_plainly(self, call: OperatorCall) -> bool:
         """Whether of what a call that was not computed has written nothing is known now, whatever is of its other arguments."""
         operator = call.operator
@@ -371,6 +403,14 @@ class HollowValues:
             name = {"_local_scalar_dense": "item", "is_nonzero": "bool"}.get(operator.name, operator.name)
             self._assumptions.told(name, device.host.rank, answer, stated=by_itself)
         return answer
+
+
+def _is_assumed(tensor: torch.Tensor) -> bool:
+    """Whether nothing of a tensor's numbers is known, or there are none."""
+    stored = stored_of(tensor)
+    if not tensor.numel():
+        return True
+    return stored is not None and stored.stand_in is not None and stored.missing is None
 
 
 def _is_hollow(tensor: torch.Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -21,11 +22,15 @@ class OperatorCall:
         result: what it has given; None before it is computed.
         inputs, outputs: tensors that it reads, and gives or writes, as they are priced.
         cost: of the operation, as it was put on its stream; None: it was not.
+        library, scratch: what it needs of the GPU's memory besides (:class:`~kernbench.torch_backend.operations.plans.Plan`).
         over_links: whether some of what it reads may be in other SIPs' memory.
         kept: what listeners keep from one stage to the next, by listener.
     """
 
-    __slots__ = ("args", "cost", "device", "inputs", "kept", "kwargs", "operator", "outputs", "over_links", "result")
+    __slots__ = (
+        "args", "cost", "device", "inputs", "kept", "kwargs", "library", "operator", "outputs", "over_links", "result",
+        "scratch",
+    )  # fmt: skip
 
     def __init__(self, device: RankDevice, operator: TorchOperator, args: Any, kwargs: Any) -> None:
         self.device = device
@@ -36,5 +41,7 @@ class OperatorCall:
         self.inputs: list[torch.Tensor] = []
         self.outputs: list[torch.Tensor] = []
         self.cost: Cost | None = None
+        self.library = ""
+        self.scratch: Sequence[int] = ()
         self.over_links = False
         self.kept: dict[Any, Any] = {}

@@ -24,23 +24,19 @@ def capture(call: OperatorCall) -> None:
         assert host.capture is not None
         if operator.draws and kwargs.get("generator") is not None:
             kwargs = {**kwargs, "generator": home_of(kwargs["generator"])}
-        kept = {name: _held(value) for name, value in kwargs.items()}
-        again = functools.partial(operator.func, *map(_held, args), **kept)
+        alias = host.capture.memory.alias
+        args, kwargs = alias(tuple(args)), {name: alias(value) for name, value in kwargs.items()}
+        again = functools.partial(operator.func, *args, **kwargs)
         host.capture.add(
             computes_again(host, device.generators.as_now(again) if operator.draws else again, call.result)
         )
 
 
-def _held(value: Any) -> Any:
-    """The same memory, also when a program gives the tensor other data later (``tensor.data = other``)."""
-    if isinstance(value, torch.Tensor):
-        return value.detach()
-    return [_held(each) for each in value] if isinstance(value, list | tuple) else value
-
-
 def computes_again(host: Host, compute: Callable[[], Any], result: Any) -> Callable[[], None]:
     """A step of a graph that computes what ``compute`` gives into the memory of ``result``, which it gave before."""
-    kept = _tensors(result)
+    graph = host.capture
+    assert graph is not None
+    kept = graph.memory.expect(_tensors(result))
 
     def step() -> None:
         with host.as_one(), torch.no_grad():

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 import torch
 
-from kernbench.torch_backend.gpu.device.generators import home_of
+from kernbench.torch_backend.gpu.device.generators import home_of, is_of_gpu
 from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.gpu.tensors.placement import block_of
 from kernbench.torch_backend.operations.calls import OperatorCall
@@ -22,6 +22,9 @@ class Executor(Protocol):
     def compute(self, call: OperatorCall) -> Any:
         """The result of a call."""
 
+    def stays_unknown(self, call: OperatorCall) -> bool:
+        """Whether nothing is ever known of the values that a call gives or writes, however often it is repeated."""
+
 
 class ComputedValues:
     """Computes operations.
@@ -34,6 +37,11 @@ class ComputedValues:
 
     def __init__(self, *, widens: bool) -> None:
         self._widens = widens
+
+    @staticmethod
+    def stays_unknown(call: OperatorCall) -> bool:
+        """See :class:`Executor`."""
+        return False
 
     def compute(self, call: OperatorCall) -> Any:
         """See :class:`Executor`."""
@@ -55,6 +63,7 @@ def _draw(device: RankDevice, operator: TorchOperator, args: Any, kwargs: Any) -
         index = next((device.index_of(block.memory.sip) for block in blocks if block is not None), None)
     given = kwargs.get("generator")
     if given is not None:
+        _refuse_of_another_kind(given, on_gpu=index is not None)
         kwargs = {**kwargs, "generator": home_of(given)}
     if index is not None and device.host.capture is not None:
         device.host.capture.draw(device.generators.home(index) if given is None else kwargs["generator"])
@@ -62,3 +71,9 @@ def _draw(device: RankDevice, operator: TorchOperator, args: Any, kwargs: Any) -
         return operator.call(*args, **kwargs)
     with device.generators.drawing(index):
         return operator.call(*args, **kwargs)
+
+
+def _refuse_of_another_kind(generator: torch.Generator, *, on_gpu: bool) -> None:
+    wanted, found = ("cuda" if each else "cpu" for each in (on_gpu, is_of_gpu(generator)))
+    if wanted != found:
+        raise RuntimeError(f"Expected a '{wanted}' device type for generator but found '{found}'")

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 import torch.library
 
 from kernbench.errors import ConfigError, KernbenchError
+from kernbench.simulation.active_simulation import current_simulation
 
 HOW_TO = 'docs/plugins.md, "How to add an operator"'
 """Where it says how values and shapes are given."""
@@ -74,7 +76,9 @@ class LibraryOperator:
                 f"{self.name} of {self.package} has no values in its stand-in: run without data (--no-data, "
                 f"enable_data=False), or give it some ({HOW_TO})"
             )
-        return _called(self.value, given)
+        simulation = current_simulation()  # what it looks at is on the GPU, where it computes: the host reads nothing
+        with nullcontext() if simulation is None else simulation.hosts.current().as_one():
+            return _called(self.value, given)
 
     def _described(self, given: Mapping[str, Any]) -> Any:
         if self.shape is not None:

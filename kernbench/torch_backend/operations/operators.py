@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kernbench.cost.op_estimates import is_matrix_operation
-from kernbench.cost.operators import Kind, Model, find
+from kernbench.cost.operators import Kind, Model, Operator, find
 from kernbench.simulation.memory.tensor_queries import listed_tensors
 from kernbench.torch_backend.gpu.device.generators import draws
 from kernbench.torch_backend.gpu.kernels.missing_kernels import kernel_of
@@ -154,6 +154,7 @@ class TorchOperator:
         allocates: it takes memory and launches nothing.
         host_reads: its result is a value of the host's.
         multiplies: it may have FLOPs to count.
+        row: of the table of costs, if it says that kernels need memory besides operands and results; None otherwise.
         flag: the argument that changes what it costs, and the value that does; None if it has none.
         copies: it copies one tensor.
         rounds: says whether a product of fp32 may be computed in TF32, as the program has set it; None for other operators.
@@ -172,6 +173,7 @@ class TorchOperator:
         chooses: its result need not have anything of each tensor that it is given.
         makes_nested: C++ keeps the shape of what it gives with the values.
         sized: its arguments say how large its result is.
+        on_host: the place of the result that is the host's whatever the operands are; -1: none.
         by_signature: shapes of its results follow from shapes and numbers that it is given, and it does the same each time.
         mutates: its schema says that it writes.
         higher_order: it is given functions besides tensors.
@@ -196,6 +198,7 @@ class TorchOperator:
         self.rounds: Callable[[], bool] | None = None
         self.beside: Callable[[Any], list[Any]] | None = _strides if self.copies else None
         self.multiplies = self.allocates = self.host_reads = False
+        self.row: Operator | None = None
         self.check: Callable[[int, Any], None] | None = None
         self.flag: tuple[Argument, bool] | None = None
         self.writes: tuple[Argument, ...] = ()
@@ -203,6 +206,7 @@ class TorchOperator:
         self.resizes = self.returns_written = self.writes_out = self.writes_all = self.changes = self.mutates = False
         self.shapes_only = self.chooses = self.makes_nested = self.sized = self.by_signature = False
         self.one_kernel = self.without_values = False
+        self.on_host = -1
         self._unsaid: tuple[int, tuple[tuple[int, str], ...]] | None = None
         if not self.higher_order:
             self._read(func)
@@ -225,6 +229,8 @@ class TorchOperator:
         self.multiplies = self.kind == CUSTOM or matrix or self.one_kernel or formula_of(func) is not None
         self.check = refusal_of(self.name)
         row = find(self.name)
+        if row is not None and (row.library or row.scratch is not None):
+            self.row = row
         self.allocates = row is not None and row.kind is Kind.ALLOCATION
         if self.allocates:
             self.call = marking(self.call)
@@ -260,11 +266,12 @@ class TorchOperator:
         self.chooses = name in semantics.CHOOSES
         self.makes_nested = name in semantics.MAKES_NESTED
         self._unsaid = semantics.WRITES_UNSAID.get(name)
+        self.on_host = semantics.ON_HOST.get(name, -1)
         takes_tensors = any("Tensor" in str(each.type) for _, each in arguments)
         self.sized = not takes_tensors or any(str(each.type) in _SIZES for _, each in arguments)
         self.by_signature = (
             self.kind in (COMPUTE, TRANSFER) and own and takes_tensors and not any(tag in func.tags for tag in _SHAPES_BY_VALUE)
-            and not (self.draws or self.host_reads or self.allocates)
+            and not (self.draws or self.host_reads or self.allocates) and self.on_host < 0
         )  # fmt: skip
 
     def check_depends(self, inputs: list[torch.Tensor]) -> bool:

@@ -13,7 +13,7 @@ counted in :attr:`~kernbench.simulation.ranks.hosts.Host.detours`.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -60,6 +60,9 @@ class Plan:
         seconds: of the stream.
         host: of the host, for its launch.
         format, flops: that are counted.
+        library: whose product it is; "": it is none that has a workspace.
+        scratch: bytes of each piece of memory that its kernels have while they run.
+        more: whether it has any of these three.
     """
 
     __slots__ = (
@@ -68,10 +71,13 @@ class Plan:
         "format",
         "fresh",
         "host",
+        "library",
         "make",
         "marks",
+        "more",
         "place",
         "returns_first",
+        "scratch",
         "seconds",
         "title",
     )
@@ -87,6 +93,9 @@ class Plan:
         self.seconds = self.host = 0.0
         self.format = ""
         self.flops = 0
+        self.library = ""
+        self.scratch: Sequence[int] = ()
+        self.more = False
 
 
 class KnownPlans(dict[Signature, Plan]):
@@ -233,6 +242,8 @@ class Plans:
         plan.title = Title(operator.title, cost.kind, cost.nbytes, cost.spread)
         plan.seconds, plan.host = cost.seconds, self._launch + cost.host
         plan.format, plan.flops = self._flops.of(cost)
+        plan.library, plan.scratch = call.library, call.scratch
+        plan.more = bool(plan.flops or plan.library or plan.scratch)
         return plan
 
     def _computes(self, operator: TorchOperator, call: OperatorCall) -> Callable[..., Any]:

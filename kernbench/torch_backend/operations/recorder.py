@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch._C._dynamo import eval_frame
+from torch.autograd import forward_ad
 from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -38,10 +39,13 @@ from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.operations.capturing import capture
 from kernbench.torch_backend.operations.computing import Executor
 from kernbench.torch_backend.operations.flop_counts import FlopCounts
+from kernbench.torch_backend.operations.helper_tensors import mark, position, was_made_at
 from kernbench.torch_backend.operations.host_costs import HostCosts
+from kernbench.torch_backend.operations.needs import need, needs_of
 from kernbench.torch_backend.operations.operators import (
     COLLECTIVE,
     COMPOSITE,
+    COMPUTE,
     CUSTOM,
     SKIP,
     TRANSFER,
@@ -50,6 +54,7 @@ from kernbench.torch_backend.operations.operators import (
     operators,
 )
 from kernbench.torch_backend.operations.plans import NO_PLANS, NOT_PLANNED, Plan, Plans, signature
+from kernbench.torch_backend.operations.same_device import check, is_mixed
 from kernbench.torch_backend.operations.seen_operands import operands_of
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -65,6 +70,8 @@ RELIES_ON = (
     Reliance("torch.utils._python_dispatch.TorchDispatchMode", "it sees operations below autograd", subclassed=True),
     Reliance("torch.utils._python_dispatch", "it is entered and left without a block", has=("_push_mode", "_pop_mode")),
     Reliance("torch._C._current_graph_task_id", "it is negative outside backward"),
+    Reliance("torch.autograd.forward_ad", "the level is negative outside forward derivatives", has=("_current_level",),
+             holds=lambda module: module._current_level == -1),
     Reliance("torch._C.TensorBase.untyped_storage", "of a tensor whatever its class"),
     Reliance("torch._C", "whether tensors are fake, a mode that comes after all others", has=("_get_dispatch_mode",)),
     Reliance("torch._C._TorchDispatchModeKey", "the kinds of such modes", has=("FAKE",)),
@@ -109,7 +116,8 @@ class Recorder(TorchDispatchMode):
         self._stages = stages
         self._values = simulation.values
         self._costs = simulation.op_costs
-        target = simulation.topology.device.target
+        self._spec = simulation.topology.device
+        target = self._spec.target
         self._capability = int(target.arch) if target.backend == "cuda" else 0
         self._host_costs = HostCosts.of(simulation.topology.system.host)
         self._flops = FlopCounts(simulation.op_costs)
@@ -187,8 +195,11 @@ class Recorder(TorchDispatchMode):
                     setattr(storage, NOTE, memory.hold_for(host, storage.nbytes()))
             elif plan.place:
                 plan.place(result, memory)
-        if plan.flops:
-            self._flops.count(host.account, plan.format, plan.flops)
+        if plan.more:
+            if plan.flops:
+                self._flops.count(host.account, plan.format, plan.flops)
+            if memory:
+                need(memory, host, plan.library, plan.scratch)
         around = self._host_costs.around_call(args)
         clock = host.clock = host.clock + around + plan.host
         host.busy = host.busy + around + plan.host
@@ -216,6 +227,9 @@ class Recorder(TorchDispatchMode):
             return func(*args, **(kwargs or {}))  # torch does not name the classes of its arguments
         device = self._who()
         host = device.host
+        if device.helpers_at is not None and device.helpers_at != position(_DISPATCH):
+            device.helpers_at = None
+            host.detours -= 1
         quiet = not (host.detours or host.unsettled or host.stream in host.awaited or types)
         if host.unsettled:
             with self._while_waiting():
@@ -235,6 +249,8 @@ class Recorder(TorchDispatchMode):
         if operator.host_reads and not host.unrecorded:
             with self._while_waiting():
                 _before_host_read(device, operator.name, args[0])
+        if host.uses_gpu and not self._shared and operator.kind == COMPUTE and is_mixed(args, kwargs):
+            quiet = self._allows(call) and quiet
         if operator.check is not None and self._capability:
             operator.check(self._capability, args)
         if operator.kind == SKIP and host.watcher is not None:
@@ -249,12 +265,39 @@ class Recorder(TorchDispatchMode):
             if operator not in self._plans.of(host.uses_gpu):
                 self._plans.learn_view(operator, host.uses_gpu)
         elif operator.kind > VIEW and not operator.host_reads:
-            if host.capture is not None and not operator.allocates:
+            if host.capture is not None and not operator.allocates and not self._executor.stays_unknown(call):
                 capture(call)  # before it is recorded, as below: it waits for kernels
             self._record(call)
+            if host.capture is not None:
+                host.capture.memory.hold_expected()
+            if device.helpers_at is not None or (host.uses_gpu and (operator.shapes_only or not call.inputs)):
+                self._note_helpers(call)
             if quiet and not host.detours:
                 self._plans.learn(call, host.uses_gpu)
         return result
+
+    def _allows(self, call: OperatorCall) -> bool:
+        """Whether CUDA allows each call like this one, whose tensors are on several devices; False: this one alone, for where
+        it is made.
+
+        What makes up another operation, and what a backward pass consists of, may have helpers that C++ has made anywhere.
+        Where ranks are greenlets there is no ``cuda``, and none of this. Raises RuntimeError if CUDA refuses it.
+        """
+        device = call.device
+        if (
+            device.in_custom_operation or device.compiling or device.host.unrecorded or self._hosts.inside_kernel
+            or torch._C._current_graph_task_id() >= 0
+        ):  # fmt: skip
+            return False
+        return not check(call, functools.partial(_is_helper, device))
+
+    def _note_helpers(self, call: OperatorCall) -> None:
+        """Remember what was made of nothing on the host until the program goes on to its next instruction."""
+        device = call.device
+        at = position(_DISPATCH) if device.helpers_at is None else device.helpers_at
+        if mark(call, at) and device.helpers_at is None:
+            device.helpers_at = at
+            device.host.detours += 1
 
     def _computed(self, call: OperatorCall) -> Any:
         """Compute an operation."""
@@ -336,7 +379,8 @@ class Recorder(TorchDispatchMode):
         wanted = kwargs.get("device") if kwargs else None
         placed = on_device
         if wanted is not None:
-            placed = wanted.type == "cuda" or (on_device and _stays(device, operator.name, inputs, outputs))
+            stays = on_device and wanted.type != "meta" and _stays(device, operator.name, inputs, outputs)
+            placed = wanted.type == "cuda" or stays
             if transfers and placed != on_device:
                 goes_on = operator.is_non_blocking(args, kwargs)
                 if goes_on and not placed:
@@ -349,7 +393,7 @@ class Recorder(TorchDispatchMode):
             return False
         if transfers and wanted is None and len(blocks) == 2:  # `copy_`
             there, origin = blocks
-            if (there is None) != (origin is None):
+            if (there is None) != (origin is None) and not (there is None and _is_helper(device, outputs[0])):
                 goes_on = (there is not None or is_pinned(outputs[0])) and operator.is_non_blocking(args, kwargs)
                 with self._while_waiting():
                     device.transfer(outputs, None if there is None else there.memory, inputs[1], waits=not goes_on)
@@ -358,10 +402,15 @@ class Recorder(TorchDispatchMode):
                 device.peer_copy(outputs, origin.memory, there.memory)
                 return False
         memory = device.memory if source is None or source.shared else source.memory
-        for output in outputs:
+        for at, output in enumerate(outputs):
+            if at == operator.on_host:
+                continue
             place_result(output, memory)
             if not inputs:
                 recount(output)  # kernels that make a tensor of nothing (`arange`) begin with none
+        if operator.row is not None and not device.in_custom_operation:
+            call.library, call.scratch = needs_of(operator.row, inputs, outputs, args, self._spec)
+            need(memory, device.host, call.library, call.scratch)
         call.over_links = shared
         return True
 
@@ -469,10 +518,18 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 def _stays(device: RankDevice, name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
     """Whether a result stays on the GPU of its input although C++ says that it is for the CPU, where it takes both to be:
-    room for a leaf's gradient, and casts that the program has not asked to be on the host (``type_as``, those of a loss)."""
+    room for a leaf's gradient, casts that the program has not asked to be on the host (``type_as``, those of a loss), and sums
+    with the zeros of forward derivatives."""
     if name == "new_empty_strided":
         return torch._C._current_graph_task_id() >= 0
-    return not device.moving and bool(inputs and outputs) and inputs[0].dtype is not outputs[0].dtype
+    if device.moving or not (inputs and outputs):
+        return False
+    return inputs[0].dtype is not outputs[0].dtype or forward_ad._current_level >= 0
+
+
+def _is_helper(device: RankDevice, tensor: torch.Tensor) -> bool:
+    """Whether C++ has made a tensor of the host within the call of the program that is being carried out."""
+    return device.helpers_at is not None and was_made_at(tensor, device.helpers_at)
 
 
 def _before_host_read(device: RankDevice, name: str, tensor: torch.Tensor) -> None:
@@ -500,6 +557,8 @@ def open_recorder(recorder: Recorder) -> Iterator[None]:
     finally:
         python_dispatch._pop_mode()
 
+
+_DISPATCH = Recorder.__torch_dispatch__.__code__
 
 # `torch.compile` must not trace what records. `torch._disable_dynamo` would say so too, but it imports Dynamo, which takes
 # seconds.

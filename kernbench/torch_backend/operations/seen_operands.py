@@ -50,7 +50,8 @@ def _seen(value: Any) -> Any:
 
 
 def _of_tensor(tensor: torch.Tensor) -> SeenOperand:
-    return SeenOperand(Operand.of(tensor.shape, tensor.dtype), lambda: _values(tensor))
+    operand = Operand.of(tensor.shape, tensor.dtype)
+    return SeenOperand(operand, lambda: _values(tensor)) if tensor.dtype in WHOLE else SeenOperand(operand)
 
 
 def _values(tensor: torch.Tensor) -> Any:

@@ -44,6 +44,9 @@ WRITES_UNSAID = {"native_batch_norm": (5, ((3, "running_mean"), (4, "running_var
 """Arguments that are written although the schema does not say so, by place and name, if the argument at the first place is
 true: a norm's running statistics, in training."""
 
+ON_HOST = {"_pack_padded_sequence": 1}
+"""The result, by its place, that is the host's whatever the operands are: how many sequences go on at each step."""
+
 RESIZES = frozenset(("resize_", "resize_as_", "resize"))
 """They give a tensor's storage another size; what writes `out` does so, too, where that is too small."""
 

@@ -108,6 +108,11 @@ def home_of(generator: torch.Generator) -> torch.Generator:
     return generator if ours is None else ours.home
 
 
+def is_of_gpu(generator: torch.Generator) -> bool:
+    """Whether a generator that a program gives an operation is one of a simulated GPU."""
+    return _number(generator) in _MADE
+
+
 _MADE: weakref.WeakValueDictionary[int, GpuGenerator] = weakref.WeakValueDictionary()
 """Ours, by torch's object behind them: an operation is given one of torch's that has the same."""
 

@@ -48,6 +48,7 @@ class RankDevice:
         dispatched: carries out the operator of ``c10d`` that the rank is calling now.
         cache_clears: how often the program has cleared the last-level cache, as ``triton.testing.do_bench`` does.
         cold_events: events to come until it is warm again.
+        helpers_at: the position of the program at which C++ has made tensors of nothing; None: it is past that.
         chosen: whether the program has said which GPU ``cuda`` is, or what it is on hardware has been remarked.
     """
 
@@ -63,6 +64,7 @@ class RankDevice:
         self.dispatched: Callable[[], Any] | None = None
         self.cache_clears = 0
         self.cold_events = 0
+        self.helpers_at: int | None = None
         self.chosen = host.rank is None
         self._first = 0
         self._hidden = ""  # the variables that pick the GPUs which the program sees

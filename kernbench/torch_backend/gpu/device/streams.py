@@ -27,6 +27,11 @@ class Stream:
 
     device_type = 1  # ``c10::DeviceType::CUDA``
 
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        """The least priority of a stream and the greatest, as torch clamps them."""
+        return 0, -3
+
     def __init__(self, device: Any = None, priority: int = 0, *, name: str | None = None, **kwargs: Any) -> None:
         devices = bound_devices()
         self.device = torch.device("cuda", devices.told(devices.number(device)))
@@ -147,7 +152,7 @@ class Event:
         """When it happens, s of virtual time; waits until that is known."""
         _not_in_a_capture()
         if self._clock is None:
-            raise RuntimeError("the event has not been recorded")
+            raise ValueError("Both events must be recorded before calculating elapsed time.")
         moment, waits = self._clock, bound_devices().simulation.waits
         waits.refresh(self._after)
         for op in self._after:
@@ -194,7 +199,7 @@ class Event:
     def elapsed_time(self, end: Any) -> float:
         """Milliseconds of virtual time from this event to ``end``."""
         if not (self.enable_timing and end.enable_timing):
-            raise ValueError("both events must be created with enable_timing=True")
+            raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         return (end._time() - self._time()) * 1e3
 
 

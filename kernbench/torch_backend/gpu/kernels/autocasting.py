@@ -4,20 +4,22 @@ It is one of CPU tensors here (:mod:`.torch_functions`), and a CPU's autocast le
 computes in ``float32`` as it is: norms, softmax, losses, powers, exponentials, sums. Those are given to it, for tensors on
 simulated GPUs, as torch's documentation lists them ("Autocast Op Reference", CUDA ops that autocast to float32).
 
-A softmax of 16 bits that gives 32 is one kernel on a GPU: its cast is no operation.
+A softmax is of 32 bits only if it is not told a dtype, as ``F.cross_entropy`` tells its own that of the logits: then it is the
+loss of its result that is of 32 bits. Of ``float16`` it is one kernel that gives 32 bits
+(:mod:`.wide_softmax`), of ``bfloat16`` a cast comes before it (torch 2.13, ATen/autocast_mode.h and
+ATen/native/SoftMax.cpp).
 """
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import torch
 
-from kernbench.simulation.active_simulation import current_simulation
 from kernbench.simulation.memory.tensor_queries import tells_of_looks
-from kernbench.torch_backend.gpu.tensors.placement import block_of, place_result
+from kernbench.torch_backend.gpu.tensors.placement import PLAIN, block_of, place_result
 from kernbench.torch_backend.relies_on import Reliance
 
 _IN_32_BITS = (
@@ -29,7 +31,10 @@ _IN_32_BITS = (
     "cdist", "renorm", "logsumexp", "prod", "prod.dim_int", "cumprod", "cumsum", "sum", "sum.dim_IntList",
     "linalg_vector_norm", "norm.Scalar", "norm.ScalarOpt_dim",
 )  # fmt: skip
-_CAST_INSIDE = ("softmax.int", "log_softmax.int")
+_WIDENING = {"softmax.int": "_softmax", "log_softmax.int": "_log_softmax"}
+"""Operators that may be told a dtype, and the kernel that each has for float16."""
+_AS_IT_IS = ("cross_entropy_loss",)
+"""Operators that a CPU's autocast computes in 32 bits as a whole, and a GPU's by what they consist of."""
 _NARROW = (torch.float16, torch.bfloat16)
 _KEY = "AutocastCPU"
 
@@ -38,15 +43,20 @@ RELIES_ON = (
         "_ExcludeDispatchKeyGuard", "DispatchKey", "DispatchKeySet", "_dispatch_has_kernel_for_dispatch_key",
     )),
     Reliance("torch.ops.aten", "operators that a GPU's autocast computes in 32 bits",
-             has=tuple(sorted({name.partition(".")[0] for name in (*_IN_32_BITS, *_CAST_INSIDE)}))),
+             has=tuple(sorted({name.partition(".")[0] for name in (*_IN_32_BITS, *_WIDENING)}))),
 )  # fmt: skip
 
 
 def register(library: Any) -> None:
     """Give a CPU's autocast what it lacks of a GPU's; ``library``: of ``aten``, for the key ``AutocastCPU``."""
-    for name in (*_IN_32_BITS, *_CAST_INSIDE):
+    for name in (*_IN_32_BITS, *_WIDENING):
         if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", _KEY):
-            library.impl(name, _in_32_bits(_overload(name), inside=name in _CAST_INSIDE))
+            inside = _overload(_WIDENING[name]) if name in _WIDENING else None
+            library.impl(name, _in_32_bits(_overload(name), inside))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*other operators may also be overridden")
+        for name in _AS_IT_IS:
+            library.impl(name, _as_it_is(_overload(name)), allow_override=True)
 
 
 def _overload(name: str) -> Any:
@@ -54,24 +64,46 @@ def _overload(name: str) -> Any:
     return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
-def _in_32_bits(overload: Any, inside: bool) -> Callable[..., Any]:
+def _in_32_bits(overload: Any, inside: Any) -> Callable[..., Any]:
     def compute(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
             given = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
             if not any(_on_a_gpu(each) for each in given):
                 return overload(*args, **kwargs)
-            simulation = current_simulation()
-            hidden = simulation.hosts.current().as_one() if inside and simulation is not None else nullcontext()
-            with hidden:
-                args = tuple(_wide(each) for each in args)
-                kwargs = {name: _wide(each) for name, each in kwargs.items()}
+            if inside is not None:
+                return _softmax(overload, inside, *args, **kwargs)
+            args = tuple(_wide(each) for each in args)
+            kwargs = {name: _wide(each) for name, each in kwargs.items()}
             return overload(*args, **kwargs)
+
+    return compute
+
+
+def _as_it_is(overload: Any) -> Callable[..., Any]:
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        if any(isinstance(each, torch.Tensor) and _on_a_gpu(each) for each in args):
+            return overload.decompose(*args, **kwargs)
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
+            return overload(*map(_wide, args), **{name: _wide(each) for name, each in kwargs.items()})
 
     return compute
 
 
 def _on_a_gpu(tensor: torch.Tensor) -> bool:
     return block_of(tensor) is not None or tells_of_looks(tensor)
+
+
+def _softmax(
+    overload: Any, inside: Any, tensor: torch.Tensor, dim: int, dtype: torch.dtype | None = None
+) -> torch.Tensor:
+    found: torch.Tensor
+    if dtype is not None:
+        found = overload(tensor, dim, dtype)
+    elif tensor.dtype is torch.float16 and type(tensor) in PLAIN and block_of(tensor) is not None:
+        found = inside(tensor, dim, True)
+    else:
+        found = overload(_wide(tensor), dim)
+    return found
 
 
 def _wide(value: Any) -> Any:

@@ -73,6 +73,7 @@ def install(patches: Patches) -> None:
             found = ring(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
             if found is not None:
                 return found
+        _refuse_apart(query, key, value)
         if _is_jagged(query, key, value) and attn_mask is None:
             return _of_sequences(attention, (query, key, value), dropout_p, is_causal, scale, enable_gqa)
         if _is_cudnn(query, key, value, attn_mask, dropout_p):
@@ -101,6 +102,17 @@ def install(patches: Patches) -> None:
 
     vars(attention)[_TRACED] = stock
     patches.set(F, "scaled_dot_product_attention", attention)
+
+
+def _refuse_apart(*operands: Any) -> None:
+    """Raise RuntimeError in torch's words if they are on several devices."""
+    homes = [block and block.memory for block in map(block_of, operands)]
+    if homes.count(homes[0]) < len(homes):
+        query, key, value = (each.device for each in operands)
+        raise RuntimeError(
+            f"Expected query, key, and value to have the same device type, but got query.device: {query} key.device: {key} and "
+            f"value.device: {value} instead."
+        )
 
 
 def _is_jagged(*tensors: Any) -> bool:

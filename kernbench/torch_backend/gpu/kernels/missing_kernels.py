@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from kernbench.torch_backend.gpu.kernels import functional_collectives, fused_attention, wide_products
+from kernbench.torch_backend.gpu.kernels import functional_collectives, fused_attention, wide_products, wide_softmax
 
 
 def _histc(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -27,6 +27,7 @@ _KERNELS: dict[str, Any] = {
     **fused_attention.KERNELS,
     **functional_collectives.KERNELS,
     **wide_products.KERNELS,
+    **wide_softmax.KERNELS,
 }
 
 

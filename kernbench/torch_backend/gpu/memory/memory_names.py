@@ -21,7 +21,9 @@ from kernbench.torch_backend.relies_on import Reliance, fit
 
 
 def _mine(device: Any = None) -> ProcessMemory:
-    return bound_devices().memory_at(device).mine
+    memory = bound_devices().memory_at(device).mine
+    memory.settle()
+    return memory
 
 
 def mem_get_info(device: Any = None) -> tuple[int, int]:
@@ -35,9 +37,18 @@ def empty_cache() -> None:
         memory.allocator.empty_cache()
 
 
+def clear_workspaces() -> None:
+    """Give back the workspaces of cuBLAS and cuBLASLt on all GPUs, to the allocator."""
+    for memory in _all():
+        memory.drop_workspaces()
+
+
 def _all() -> list[ProcessMemory]:
     devices = bound_devices()
-    return list(devices.simulation.memories.of(devices.mine().host))
+    found = list(devices.simulation.memories.of(devices.mine().host))
+    for memory in found:
+        memory.settle()
+    return found
 
 
 def memory_stats(device: Any = None) -> dict[str, Any]:
@@ -223,7 +234,7 @@ IN_C: dict[str, Callable[..., Any]] = {
     "_cuda_cudaCachingAllocator_raw_alloc": raw_alloc,
     "_cuda_cudaCachingAllocator_raw_delete": raw_delete,
     "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
-    "_cuda_clearCublasWorkspaces": lambda: None,
+    "_cuda_clearCublasWorkspaces": clear_workspaces,
 }
 """What a torch that was built with CUDA has in C++, and ``torch.cuda.memory`` calls."""
 

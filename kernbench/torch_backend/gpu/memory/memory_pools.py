@@ -11,6 +11,19 @@ from kernbench.torch_backend.gpu.device.devices import bound_devices, current_de
 from kernbench.torch_backend.gpu.memory.memory_names import memory_snapshot
 
 _numbers = itertools.count(1)
+_kept: set[int] = set()
+"""Numbers of the pools that the program keeps by a :class:`MemPool`."""
+
+
+def new_number() -> int:
+    """A number that no pool has, the program's own or one of CUDA graphs."""
+    return next(_numbers)
+
+
+def is_kept(number: int) -> bool:
+    """Whether the program keeps a pool itself."""
+    return number in _kept
+
 
 _NO_LAST_RESORT = (
     "torch.cuda.MemPool(use_on_oom=True): what is free in it is not given to others when a GPU is full, so that out of "
@@ -29,7 +42,8 @@ class MemPool:
 
     def __init__(self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False) -> None:
         self.allocator = allocator
-        self.id = (0, next(_numbers))
+        self.id = (0, new_number())
+        _kept.add(self.id[1])
         self._uses = 1
         if use_on_oom:
             bound_devices().simulation.remarks.setdefault(_NO_LAST_RESORT)
@@ -44,9 +58,12 @@ class MemPool:
         return segments
 
     def __del__(self) -> None:
+        _kept.discard(self.id[1])
         device = current_device()
         if device is not None:
             for memory in device.simulation.memories.of(device.host):
+                if self.id[1] in memory.graph_pools:
+                    continue
                 memory.allocator.let_go(self.id[1])
 
 

@@ -6,7 +6,7 @@ values again in the same memory; ``make_graphed_callables`` is torch's own, on t
 
 from __future__ import annotations
 
-import itertools
+import weakref
 from typing import Any
 
 import torch
@@ -18,18 +18,21 @@ from kernbench.simulation.values.capture_rollback import undo
 from kernbench.torch_backend.gpu.device import streams
 from kernbench.torch_backend.gpu.device.devices import bound_devices, current_device
 from kernbench.torch_backend.gpu.device.generators import home_of
+from kernbench.torch_backend.gpu.device.rank_device import RankDevice
+from kernbench.torch_backend.gpu.memory.captured_memory import RecordedMemory
+from kernbench.torch_backend.gpu.memory.memory_names import empty_cache
+from kernbench.torch_backend.gpu.memory.memory_pools import is_kept, new_number
 
 _DEFAULT_STREAM = (
     "CUDA graphs must be captured on a non-default stream. (However, after capture, it's ok to replay them on the "
     "default stream.)"
 )
 _OWNS_ONE = "This CUDAGraph instance already owns a captured graph. To capture a new graph, create a new instance."
-_POOLS = itertools.count(1)
 
 
 def graph_pool_handle() -> tuple[int, int]:
-    """``torch.cuda.graph_pool_handle``: a token. Graphs keep their memory apart from each other, with or without one."""
-    return 0, next(_POOLS)
+    """``torch.cuda.graph_pool_handle``: a token, for graphs that are to share a pool of memory."""
+    return 0, new_number()
 
 
 def is_current_stream_capturing() -> bool:
@@ -45,6 +48,7 @@ class CUDAGraph:
         self._graph: GraphCapture | None = None
         self._done = False
         self._registered: list[torch.Generator] = []
+        self._before = 0
         self._pool = graph_pool_handle()
 
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global", **options: Any) -> None:
@@ -58,11 +62,16 @@ class CUDAGraph:
         if host.capture is not None or self._graph is not None:
             raise RuntimeError(_OWNS_ONE)
         self._pool = pool or self._pool
+        mine = bound_devices().mine()
+        generators = [mine.generators.home(torch.cuda.current_device()), *map(home_of, self._registered)]
+        first = mine.memory.mine
+        others = [each for each in mine.simulation.memories.of(host) if each is not first]
+        memory = RecordedMemory([first, *others], max(self._pool), dict.fromkeys(generators))
         order = None if host.order is None else host.order.capture()
-        self._graph = host.capture = GraphCapture(host.stream, order)
-        generators = bound_devices().mine().generators
-        for generator in (generators.home(torch.cuda.current_device()), *map(home_of, self._registered)):
+        self._graph = host.capture = GraphCapture(host.stream, memory, order)
+        for generator in generators:
             host.capture.may_draw(generator)
+        self._before, host.memory_pool = host.memory_pool, max(self._pool)
 
     def register_generator_state(self, generator: torch.Generator) -> None:
         """Let the graph draw from a generator beside the GPU's own: a replay goes on from the state that it has then."""
@@ -77,10 +86,11 @@ class CUDAGraph:
                 mine.simulation.wait_on_stream(op)
             undo(host)
         graph, host.capture = host.capture, None
+        host.memory_pool = self._before
         if host.order is not None:
             host.order.capturing = None
         if graph is None or graph.broken:
-            self._graph = None
+            self.reset()
             raise RuntimeError(INVALIDATED)
         self._done = True
 
@@ -99,7 +109,13 @@ class CUDAGraph:
 
     def reset(self) -> None:
         """Forget the graph, and the memory that it keeps."""
-        self._graph, self._done = None, False
+        graph, self._graph, self._done = self._graph, None, False
+        if graph is not None and graph.forget() and not is_kept(graph.memory.pool.number):
+            for memory in graph.memory.memories:
+                memory.allocator.unkeep(graph.memory.pool.number)
+
+    def __del__(self) -> None:
+        self.reset()  # steps lead to the graph that has them
 
     def pool(self) -> tuple[int, int]:
         """The token of its memory."""
@@ -120,15 +136,28 @@ class CUDAGraph:
         write_file(debug_path, f"// a graph of {steps} steps (simulated)\n")
 
 
+_capture_streams: weakref.WeakKeyDictionary[RankDevice, Any] = weakref.WeakKeyDictionary()
+
+
+def _capture_stream() -> Any:
+    """The stream on which a program's captures are, unless it says which: one for all, as torch's, so they share memory."""
+    mine = bound_devices().mine()
+    found = _capture_streams.get(mine)
+    if found is None:
+        found = _capture_streams[mine] = streams.Stream()
+    return found
+
+
 class CaptureContext:
     """``torch.cuda.graph``: the operations of the block become a graph."""
 
     def __init__(self, cuda_graph: CUDAGraph, pool: Any = None, stream: Any = None, **options: Any) -> None:
-        self._stream = streams.StreamContext(streams.Stream() if stream is None else stream)
+        self._stream = streams.StreamContext(_capture_stream() if stream is None else stream)
         self._graph, self._pool = cuda_graph, pool
 
     def __enter__(self) -> None:
         bound_devices().mine().synchronize()
+        empty_cache()
         self._stream.__enter__()
         self._graph.capture_begin(self._pool)
 
