@@ -134,7 +134,7 @@ class _Dealer:
         return parameter
 
 
-class Norm(nn.Module):
+class MegatronNorm(nn.Module):
     """RMSNorm, or a layer norm without bias, in one kernel."""
 
     def __init__(self, shape: DecoderShape, deal: _Dealer, name: str) -> None:
@@ -327,9 +327,9 @@ class MegatronLayer(nn.Module):
 
     def __init__(self, shape: DecoderShape, layout: Layout, deal: _Dealer, name: str) -> None:
         super().__init__()
-        self.attention_norm = Norm(shape, deal, f"{name}.attention_norm")
+        self.attention_norm = MegatronNorm(shape, deal, f"{name}.attention_norm")
         self.attention = MegatronAttention(shape, layout, deal, f"{name}.attention")
-        self.ffn_norm = Norm(shape, deal, f"{name}.ffn_norm")
+        self.ffn_norm = MegatronNorm(shape, deal, f"{name}.ffn_norm")
         inner = Experts if shape.experts else MegatronFeedForward
         self.ffn = inner(shape, layout, deal, f"{name}.ffn")
 
@@ -369,7 +369,7 @@ class MegatronPart(nn.Module):
         self.embedding = deal.weight("embedding", (shape.vocab, shape.hidden), 0) if first == 0 else None
         self.layers = nn.ModuleList(MegatronLayer(shape, layout, deal, f"{each}") for each in range(first, last))
         ends = last == shape.layers
-        self.norm = Norm(shape, deal, "norm") if ends else None
+        self.norm = MegatronNorm(shape, deal, "norm") if ends else None
         self.output = deal.weight("output", (shape.vocab, shape.hidden), 0) if ends else None
         turns = 500000.0 ** -(torch.arange(0, shape.head_width, 2) / shape.head_width)
         self.angles = torch.outer(torch.tensor(layout.positions).float(), turns).cuda()
