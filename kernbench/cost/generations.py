@@ -103,9 +103,9 @@ class GemmKernels(Spec):
         power: board power of the devices that `efficiency` is of, watts; 0: not known, and a device's own limit says nothing.
         power_exponent: how what large products sustain grows with the board's power limit.
         misaligned: how many times as long products take whose rows do not start on 16 bytes.
-        sustained: share by which products take longer where one follows another for long (ADR 0126), on all devices of a node;
-            0: not known.
-        sustained_alone: the same on one device of a node whose others are idle; None: not known, taken to be as much.
+        sustained: share by which products take longer where one follows another for long (ADR 0126); 0: not known.
+        sustained_between: shares of the time in which a device multiplies: nothing is lost below the first, all of it above
+            the second.
         persistent: whether a product runs as one block per PE, each with its tiles dealt out beforehand (ADR 0218).
         throttle, throttle_after: share of time that long products lose to clocks falling under power limits, and the
             duration at which half of that is lost, seconds.
@@ -128,7 +128,7 @@ class GemmKernels(Spec):
     power_exponent: float = 0.0
     misaligned: float = 1.3
     sustained: float = 0.0
-    sustained_alone: float | None = None
+    sustained_between: tuple[float, float] = (0.5, 0.9)
     persistent: bool = False
     throttle: float
     throttle_after: Micros

@@ -15,12 +15,9 @@ from kernbench.sim_engine.operation import Operation
 MEMORY = 0.1
 """Seconds over which the power is averaged. UNVERIFIED: a tenth of a second is what monitors of boards' power resolve."""
 
-_FREE, _FULL = 0.2, 0.5
-"""Shares of the time: below the first products run at the boost clock, above the second at the sustained one. UNVERIFIED."""
-
-_FREE_ALONE, _FULL_ALONE = 0.5, 0.9
-"""The same of a device whose neighbours are idle: an H100's training steps of which products and attention are half run at the
-boost clock (within 3 %), products alone at the sustained one (kernbench.programs)."""
+_FREE, _FULL = 0.5, 0.9
+"""Shares of the time: below the first products run at the boost clock, above the second at the sustained one. On an H100
+training steps of which products and attention are half run at the boost clock (within 3 %), products alone at the other."""
 
 
 class Clocks:
@@ -28,30 +25,15 @@ class Clocks:
 
     Attributes:
         slowdown: share by which products take longer at the sustained clock than at the boost clock.
+        between: shares of the time: below the first products run at the boost clock, above the second at the sustained one.
     """
 
     def __init__(self) -> None:
         self.slowdown = 0.0
-        self._alone: float | None = None
-        self._together = 0.0
-        self._free, self._full = _FREE, _FULL
+        self.between = _FREE, _FULL
         self._seen: dict[int, tuple[float, float]] = {}
         self._settled: dict[int, tuple[float, float]] = {}
         self._steps: dict[int, deque[Operation]] = {}
-
-    def describe(self, together: float, alone: float | None) -> None:
-        """The slowdowns of a device whose node is busy as a whole, and of one that is alone; None: as much."""
-        self._together, self._alone = together, alone
-        self.fill_node(1, 1)
-
-    def fill_node(self, busy: int, devices: int) -> None:
-        """So many of a node's devices work: between one and all of them, figures are in proportion (ADR 0236)."""
-        self.slowdown, self._free, self._full = self._together, _FREE, _FULL
-        if self._alone is not None:
-            idle = 1 - (min(busy, devices) - 1) / max(devices - 1, 1) if busy < devices or devices == 1 else 0.0
-            self.slowdown += idle * (self._alone - self._together)
-            self._free += idle * (_FREE_ALONE - _FREE)
-            self._full += idle * (_FULL_ALONE - _FULL)
 
     def slowed(self, sip: int, start: float, seconds: float) -> float:
         """How long a product of ``seconds`` takes that starts at ``start``, virtual seconds; it is counted."""
@@ -63,7 +45,8 @@ class Clocks:
             self._settle(sip)
         last, busy = self._seen.get(sip) or self._settled.setdefault(sip, (start, 0.0))
         busy *= exp(min(last - start, 0.0) / MEMORY)
-        share = min(max((busy - self._free) / (self._full - self._free), 0.0), 1.0)
+        free, full = self.between
+        share = min(max((busy - free) / (full - free), 0.0), 1.0)
         seconds *= 1 + self.slowdown * share
         kept = exp(-seconds / MEMORY)
         self._seen[sip] = (start + seconds, busy * kept + 1 - kept)

@@ -150,8 +150,8 @@ class Simulation:
         device = self.topology.device
         self.op_costs = OpCosts(device, brought(plugins.operator_costs()), lambda: str(user_location()),
                                 self.topology.system.host)  # fmt: skip
-        kernels = kernels_of(device)
-        engine.clocks.describe(kernels.sustained, kernels.sustained_alone)
+        engine.clocks.slowdown = kernels_of(device).sustained
+        engine.clocks.between = kernels_of(device).sustained_between
         engine.interference.persistent = kernels_of(device).persistent
         self.assumptions = Assumptions(unknown)
         self.interrupted = ""

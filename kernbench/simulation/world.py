@@ -55,8 +55,6 @@ class World:
         self.hosts.open(size, clock, folding)
         self.communicators.folding = folding
         self.steps.open(self.hosts.of_rank, clock)
-        in_node = self.engine.topology.sips_per_node
-        self.engine.clocks.fill_node(max(1, min(size, in_node)), in_node)
         self.size = size
 
     def _reset(self) -> None:
