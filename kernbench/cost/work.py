@@ -12,9 +12,6 @@ from kernbench.topology.device import DeviceSpec
 LEAST = 1e-6
 """Seconds that a kernel occupies its stream for at least: it is fetched, starts, ends and tells."""
 
-LEAST_IN_GRAPH = 1.2e-6
-"""Seconds from one of the smallest kernels of a graph to the next, measured on an H100 (kernbench.programs.gpu_times)."""
-
 _COPY = (0.1, 0.3)  # as below, of a copy over the host link: pinned memory; pageable memory is slower
 _STATED = (0.3, 0.6)  # shares below and above a plain roofline between which measurements lie
 
@@ -65,7 +62,7 @@ class Cost:
         each show, for no launch is on its way meanwhile (ADR 0191)."""
         ramp = ramp_of(device) if self.kind != "dma" else 0.0
         if self.alone:
-            ramp = max(self.alone, LEAST_IN_GRAPH) - self.seconds
+            ramp = max(self.alone, device.launch.in_graph) - self.seconds
         return replace(self, seconds=self.seconds + ramp, low=self.low + ramp, high=self.high + ramp)
 
 

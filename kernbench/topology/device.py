@@ -96,6 +96,14 @@ class LaunchCosts(Spec):
 
     overhead: Seconds = Field(description="host time of one enqueue")
     latency: Seconds = Field(description="from the enqueue's end to the first PE at work, stream idle")
+    least: Seconds | None = Field(
+        default=None, description="from one of a graph's smallest kernels to the next; default: 0.8 of the latency"
+    )
+
+    @property
+    def in_graph(self) -> float:
+        """Seconds from one of a graph's smallest kernels to the next."""
+        return 0.8 * self.latency if self.least is None else self.least
 
 
 class HostLink(Spec):

@@ -43,9 +43,10 @@ def host_seconds(call: Callable[[], Any]) -> float:
     return time.perf_counter() - begin
 
 
-@pytest.mark.parametrize(("system", "least"), [("dgx_a100", 2e-6), ("dgx_h100", 1.5e-6)])
+@pytest.mark.parametrize(("system", "least"), [("dgx_a100", 2e-6), ("dgx_h100", 1.2e-6)])
 def test_small_kernels_of_a_graph_take_what_they_are_measured_to(system: str, least: float) -> None:
-    """The least medians of fp16 additions in Vidur's tables, whole microseconds: 2 on A100, 1 and 2 on H100 by their size."""
+    """The least median of fp16 additions in Vidur's table, whole microseconds: 2 on A100. From one of the smallest kernels to the
+    next 1.2 on an H100 (kernbench/cost/data/h100_kernels.json)."""
     took: list[float] = []
 
     def worker(rank: int) -> None:
@@ -92,7 +93,7 @@ def test_a_replay_computes_anew_and_costs_the_launch_of_a_graph(run: Callable[..
             return host_seconds(graph.replay), host_seconds(lambda: step(x))
 
     for replay, eager in run(body, 2):
-        assert replay == pytest.approx(HostSpec().graph, abs=1e-7)  # and looking at the clock
+        assert HostSpec().graph < replay < HostSpec().graph + 20 * HostSpec().node
         assert eager > replay
 
 

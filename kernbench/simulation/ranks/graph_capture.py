@@ -54,6 +54,7 @@ class GraphCapture:
         stream: on which the capture began; a replay has what was on it on the stream that it is launched on.
         memory: what it has of its pool.
         steps: what a replay does, in order.
+        nodes: kernels and copies among them.
         works: by collective of the capture, the one that stands for it in the present replay.
         posted: collectives of the capture.
         kept: by storage, what was in memory that the capture has written (:mod:`.capture_rollback`).
@@ -67,6 +68,7 @@ class GraphCapture:
         self.memory = memory
         self.order = order
         self.steps: list[Callable[[], Any]] = []
+        self.nodes = 0
         self.works: dict[Any, Any] = {}
         self.posted: list[Operation] = []
         self.kept: dict[int, tuple[Any, Any]] = {}
@@ -115,6 +117,7 @@ class GraphCapture:
         if cost is None:
             self.forbid()
         stream = host.stream
+        self.nodes += 1
         if again is None:
             again = lambda: enqueue(host, name, cost if cost_then is None else cost_then(), sip=sip)  # noqa: E731
         self.add(again if stream == self.stream else functools.partial(self.on_stream, host, stream, again))

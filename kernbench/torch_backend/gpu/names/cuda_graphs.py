@@ -105,7 +105,7 @@ class CUDAGraph:
         if mine.host.capture is not None:
             mine.host.capture.forbid()
         spec = mine.simulation.topology.system.host
-        self._graph.replay(mine.host, spec.factor * (spec.graph + spec.node * len(self._graph.steps)))
+        self._graph.replay(mine.host, spec.factor * (spec.graph + spec.node * self._graph.nodes))
 
     def reset(self) -> None:
         """Forget the graph, and the memory that it keeps."""
