@@ -20,7 +20,7 @@ import torch.distributed.distributed_c10d
 
 from kernbench.torch_backend.compiled import described_gpu, graphs
 from kernbench.torch_backend.features import operator_libraries
-from kernbench.torch_backend.gpu.device.devices import Devices, HostDevices
+from kernbench.torch_backend.gpu.device.devices import Devices, HostDevices, compares_devices
 from kernbench.torch_backend.gpu.kernels import fused_attention, fused_operators
 from kernbench.torch_backend.gpu.memory import memory_names, memory_owners
 from kernbench.torch_backend.gpu.names import (
@@ -177,6 +177,7 @@ class ReplacedNames:
             triton_benchmarks,
         ):  # fmt: skip
             module.install(names)
+        names.set(fused_attention, "compares", compares_devices)
         symmetric_memory.install(names, self.symmetric_memory)
         self.generators.install(names)
         described_gpu.install_names(names)

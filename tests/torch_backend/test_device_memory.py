@@ -675,7 +675,7 @@ def grown() -> list[int]:
 def test_what_an_operation_gives_more_memory_is_counted(data: bool) -> None:
     results, memory, _ = run(grown, enable_data=data)
     assert results == [[8, 12, 16, 24, 36, 36, 4]]
-    assert memory[0].peak == 36 * MIB
+    assert memory[0].peak == (36 + 20) * MIB  # a sort of one long row takes 20 bytes for each of its numbers
 
 
 @pytest.mark.parametrize("data", [True, False], ids=["values", "no data"])

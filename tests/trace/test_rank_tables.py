@@ -60,6 +60,6 @@ def test_a_straggler_and_the_fullest_rank_are_named() -> None:
     marks = {line[-1]: line[0] for line in times}
     assert marks["slowest"] == "17"
     assert len(times) == 4
-    table = memory[1 : next(at for at, line in enumerate(memory) if line[0] == "device:")]
+    table = memory[1 : next(at for at, line in enumerate(memory) if line[0] == "in")]
     assert len(table) == 3
     assert next(line[0] for line in table if "fullest" in line) == str(max(peaks, key=lambda rank: peaks[rank]))

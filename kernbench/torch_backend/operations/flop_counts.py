@@ -122,7 +122,8 @@ class FlopCounts:
 
     def _format(self, call: OperatorCall, given: Any) -> str:
         fmt = counted_format(call.operator.name, given)
-        return "tf32" if fmt == "fp32" and call.operator.is_flagged(call.args, call.kwargs) else fmt
+        rounded = call.operator.rounds is not None and call.operator.is_flagged(call.args, call.kwargs)
+        return "tf32" if fmt == "fp32" and rounded else fmt
 
     def _repeating(self) -> bool:
         """Whether what runs now repeats forward work."""

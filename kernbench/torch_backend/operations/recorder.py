@@ -409,7 +409,10 @@ class Recorder(TorchDispatchMode):
             if not inputs:
                 recount(output)  # kernels that make a tensor of nothing (`arange`) begin with none
         if operator.row is not None and not device.in_custom_operation:
-            call.library, call.scratch = needs_of(operator.row, inputs, outputs, args, self._spec)
+            tensors = (inputs, outputs)
+            if any(map(is_nested, (*inputs, *outputs))):
+                tensors = (as_rows(inputs), as_rows(outputs))
+            call.library, call.scratch = needs_of(operator.row, *tensors, args, self._spec)
             need(memory, device.host, call.library, call.scratch)
         call.over_links = shared
         return True

@@ -135,6 +135,14 @@ def current_device() -> RankDevice | None:
     return _allocating[-1].current() if _allocating else None
 
 
+def compares_devices() -> bool:
+    """Whether operands on several devices are refused where the program is now: not in what a kernel computes with."""
+    device = current_device()
+    return device is not None and not (
+        device.in_custom_operation or device.host.unrecorded or device.simulation.hosts.inside_kernel
+    )
+
+
 def current_index() -> int | None:
     """Number of the GPU that the rank which runs drives, as it counts them; None outside ranks."""
     device = current_device()

@@ -56,6 +56,9 @@ _PADDED = 32
 _TRACED = "_torchdynamo_inline"
 """The attribute of a function in whose place Dynamo traces another."""
 
+compares: Callable[[], bool] = bool
+"""Whether operands that are on several devices are refused where the program is now: not in what a kernel computes with."""
+
 ring: Callable[..., Any] | None = None
 """What is asked first, with the same arguments: attention over a ring, while a rank is in ``context_parallel``."""
 
@@ -105,7 +108,9 @@ def install(patches: Patches) -> None:
 
 
 def _refuse_apart(*operands: Any) -> None:
-    """Raise RuntimeError in torch's words if they are on several devices."""
+    """Raise RuntimeError in torch's words if they are on several devices. What a kernel computes with is not looked at."""
+    if not compares():
+        return
     homes = [block and block.memory for block in map(block_of, operands)]
     if homes.count(homes[0]) < len(homes):
         query, key, value = (each.device for each in operands)
