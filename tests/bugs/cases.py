@@ -81,7 +81,7 @@ BUGS = (
     Bug(one.losses_with_their_graphs, "pytorch/pytorch#17568", _ROOM, "activations", ranks=1,
         options={"memory_limit": "60MB"}),
     Bug(one.state_loaded_beside_the_model, "yuantianyuan01/FastWAM#20", _ROOM, "optimizer state", ranks=1,
-        options={"memory_limit": "110MB"}),
+        options={"memory_limit": "177MB"}),
     Bug(one.state_of_all_ranks_on_the_first_gpu, "pytorch/examples#1078", _ROOM, "a GPU for each rank", ranks=8,
         options={"enable_data": False}),
 )  # fmt: skip

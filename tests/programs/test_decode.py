@@ -72,7 +72,7 @@ def test_what_a_graph_gives_has_the_published_sign_and_size(
         rates[mode] = 1 / (one + 31 * (two - one))
         shares = report_of(Timeline.of(ctx).spans).path_shares
         if not mode:
-            assert shares["host"] > 3 * shares["compute"]
+            assert shares["host"] > shares["compute"]  # which is that of drawing the weights
     assert rates[""] == pytest.approx(EAGER, rel=0.3)
     assert rates["--graph"] == pytest.approx(GRAPH, rel=0.3)
     # what was published with graphs is compiled, too: fewer kernels than the program's, each of which takes 2.5 us at least

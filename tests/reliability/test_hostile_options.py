@@ -55,6 +55,7 @@ PLACES = {  # what a command is given besides, so that its options matter
     ("examples", "copy"): [],
     ("stand-ins",): [],
     ("doctor",): [],
+    ("serve",): ["--model", "broken.json"],
 }
 LEFT_OUT = {
     "scheduler": "it is asked for over the network, for half a minute",

@@ -177,7 +177,7 @@ def test_a_look_costs_the_copy(ctx):
     launch, link = ctx.topology.device.launch, ctx.topology.device.host_link
     route = ctx.topology.host_route(0, "d2h")
     assert ctx.now() - before == pytest.approx(
-        launch.overhead + launch.latency + route.latency + x.nbytes / route.bandwidth
+        launch.overhead + launch.latency + route.latency + x.nbytes / (route.bandwidth * link.pageable)
     )
     assert route.latency >= link.latency
 

@@ -130,7 +130,7 @@ def test_folded_ranks_take_what_the_slowest_is_expected_to() -> None:
     assert more == pytest.approx(1.42 * 0.08, rel=0.05)
 
     def length(**options: Any) -> float:
-        with kernbench.simulate("dgx_h100", enable_data=False, log_limit=None, **options) as ctx:
+        with kernbench.simulate("dgx_a100", enable_data=False, log_limit=None, **options) as ctx:
             ctx.multiprocessing.spawn(worker, args=(100, 4096), nprocs=8)
             folding = ctx.simulation.hosts.folding
             assert (folding is not None) == ("ranks" in options)

@@ -84,7 +84,7 @@ def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         result: torch.Tensor = _stock_to(tensor, *args, **{**kwargs, "copy": True})
     if kind == "cuda":  # the way back has been recorded: the copy's source is on the device
         mine.host.uses_gpu = True
-        mine.transfer(stored_in(result), mine.memory_at(target), tensor)
+        mine.transfer(stored_in(result), mine.memory_at(target), tensor, waits=not goes_on)
         if mine.host.order is not None:
             sent(mine, stored_in(tensor), stored_in(result), goes_on=goes_on)
     return result
