@@ -135,3 +135,18 @@ def test_functions_are_torchs_own_again() -> None:
     with kernbench.simulate() as ctx:
         ctx.multiprocessing.spawn(lambda rank: None, nprocs=2, isolation="greenlet")
     assert [getattr(owner, name) for owner, name in greenlets.ENTRIES] == before
+
+
+def test_ranks_of_one_thread_that_wait_in_a_copy_leave_the_dispatcher_as_it_was() -> None:
+    """A copy to a GPU waits, and other ranks run meanwhile: not as if they were in that operation, nor the program afterwards."""
+
+    def body(rank: int, ctx: kernbench.RuntimeContext) -> None:
+        for _ in range(2):
+            x = ctx.empty(4)
+            x.copy_(torch.full((4,), float(rank)))
+            assert (torch.ones(1, requires_grad=True) * 2).grad_fn is not None
+        assert x.tolist() == [float(rank)] * 4
+
+    with kernbench.simulate("sip8") as ctx:
+        ctx.multiprocessing.spawn(body, args=(ctx,), nprocs=3, isolation="greenlet")
+    assert (torch.ones(1, requires_grad=True) * 2).grad_fn is not None

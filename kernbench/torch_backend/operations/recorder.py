@@ -70,6 +70,9 @@ RELIES_ON = (
     Reliance("torch.utils._python_dispatch.TorchDispatchMode", "it sees operations below autograd", subclassed=True),
     Reliance("torch.utils._python_dispatch", "it is entered and left without a block", has=("_push_mode", "_pop_mode")),
     Reliance("torch._C._current_graph_task_id", "it is negative outside backward"),
+    Reliance("torch._C", "the dispatcher's keys of a thread are read, and set for the length of a block", has=(
+        "_ForceDispatchKeyGuard", "_dispatch_tls_local_include_set", "_dispatch_tls_local_exclude_set",
+    )),
     Reliance("torch.autograd.forward_ad", "the level is negative outside forward derivatives", has=("_current_level",),
              holds=lambda module: module._current_level == -1),
     Reliance("torch._C.TensorBase.untyped_storage", "of a tensor whatever its class"),
@@ -111,7 +114,7 @@ class Recorder(TorchDispatchMode):
         self._host = host
         self._hosts = simulation.hosts
         self._shared = shared
-        self._while_waiting = functools.partial(open_recorder, self) if shared else nullcontext
+        self._while_waiting = functools.partial(_between_operations, self) if shared else nullcontext
         self._executor = executor
         self._stages = stages
         self._values = simulation.values
@@ -562,6 +565,20 @@ def open_recorder(recorder: Recorder) -> Iterator[None]:
 
 
 _DISPATCH = Recorder.__torch_dispatch__.__code__
+
+_INCLUDED, _EXCLUDED = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
+"""The dispatcher's keys of a thread that is in no operation."""
+
+
+@contextmanager
+def _between_operations(recorder: Recorder) -> Iterator[None]:
+    """For the length of a block, in which other ranks of the thread may run: as if the thread were in no operation.
+
+    Inside one the dispatcher leaves out keys (autograd's, say), by thread.
+    """
+    with torch._C._ForceDispatchKeyGuard(_INCLUDED, _EXCLUDED), open_recorder(recorder):
+        yield
+
 
 # `torch.compile` must not trace what records. `torch._disable_dynamo` would say so too, but it imports Dynamo, which takes
 # seconds.
