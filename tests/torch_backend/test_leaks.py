@@ -138,7 +138,7 @@ def test_functions_are_torchs_own_again() -> None:
 
 
 def test_ranks_of_one_thread_that_wait_in_a_copy_leave_the_dispatcher_as_it_was() -> None:
-    """A copy to a GPU waits, and other ranks run meanwhile: not as if they were in that operation, nor the program afterwards."""
+    """A copy to a GPU waits, and other ranks run meanwhile: not as if they were in that operation."""
 
     def body(rank: int, ctx: kernbench.RuntimeContext) -> None:
         for _ in range(2):
