@@ -37,10 +37,6 @@ FLAGS: tuple[tuple[Getter, Setter], ...] = (
     (_C._get_math_sdp_enabled, _SDPA.enable_math_sdp),
     (_C._get_mem_efficient_sdp_enabled, _SDPA.enable_mem_efficient_sdp),
     (_C._get_cudnn_sdp_enabled, _SDPA.enable_cudnn_sdp),
-    (
-        functools.partial(_C._get_fp32_precision_getter, "cuda", "matmul"),
-        functools.partial(_C._set_fp32_precision_setter, "cuda", "matmul"),
-    ),
 )
 """Settings of the process that a rank may change, by how they are read and written."""
 
@@ -56,9 +52,6 @@ RELIES_ON = (
     Reliance("torch.default_generator", "torch draws from it", has=("get_state", "set_state", "manual_seed")),
     Reliance("torch._C", "torch.backends.cuda asks these which attention is enabled", has=(
         "_get_flash_sdp_enabled", "_get_math_sdp_enabled", "_get_mem_efficient_sdp_enabled", "_get_cudnn_sdp_enabled",
-    )),
-    Reliance("torch._C", "torch.backends asks these what products of fp32 are computed in", has=(
-        "_get_fp32_precision_getter", "_set_fp32_precision_setter",
     )),
     Reliance("torch.distributed", "the debug level is read and changed by these", has=(
         "get_debug_level", "set_debug_level", "set_debug_level_from_env",
