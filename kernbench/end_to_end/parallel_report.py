@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
@@ -10,14 +9,18 @@ from typing import Any
 
 from kernbench.end_to_end.pairs import Pair
 from kernbench.end_to_end.published import GIB, Published
-from kernbench.end_to_end.results import StepResult, score
+from kernbench.end_to_end.results import StepResult
+from kernbench.end_to_end.summaries import changes, peaks, scores
 
 _KINDS = ("product", "attention", "memory", "communication")
 
 
 def parallel_report(results: Sequence[StepResult]) -> str:
     """All of it."""
-    blocks = (rows(results), pooled(results), memory(results), ratios(results))
+    by_change = {title: list(_pairs(results, *how)) for title, how in _CHANGES.items()}
+    blocks = (
+        rows(results), scores("step time", _groups(results), 32), peaks("allocated", results), changes(by_change),
+    )  # fmt: skip
     return "\n\n".join("\n".join(lines) for lines in map(list, blocks) if lines)
 
 
@@ -50,39 +53,6 @@ def rows(results: Sequence[StepResult]) -> Iterator[str]:
             f"{begin}{result.seconds:8.3f} {result.row.seconds:8.3f}  {result.error:+6.1%}  {f'{low:.3f}-{high:.3f}':>13}{mark}"
             f"  {shares}  {size}  {result.host_seconds:3.0f} s"
         )
-
-
-def pooled(results: Sequence[StepResult]) -> Iterator[str]:
-    """How wrong step times are, by what has a say in them."""
-    yield f"{'step time':32}{'rows':>6}{'median':>9}{'worst':>9}{'signed':>9}{'in 80 %':>9}"
-    for title, members in _groups(results).items():
-        found = score(members)
-        if found is not None:
-            yield (
-                f"{title:32}{found.rows:6}{found.median:9.1%}{found.worst:9.1%}{found.signed:+9.1%}{found.covered:9.0%}"
-            )
-
-
-def memory(results: Sequence[StepResult]) -> Iterator[str]:
-    """How wrong the peak is, where published."""
-    sizes = sorted(
-        abs(result.memory_error) for result in results if result.seconds is not None and result.memory_error is not None
-    )
-    if sizes:
-        yield f"peak memory allocated, {len(sizes)} rows: median {statistics.median(sizes):.1%}, worst {sizes[-1]:.1%}"
-
-
-def ratios(results: Sequence[StepResult]) -> Iterator[str]:
-    """What changing one thing does to the tokens per second."""
-    found = {title: list(_pairs(results, *how)) for title, how in _CHANGES.items()}
-    if any(found.values()):
-        yield f"{'tokens/s by changing one thing':34}{'pairs':>6}{'right sign':>12}{'median error':>14}{'worst':>9}"
-    for title, pairs in found.items():
-        if pairs:
-            sizes = [abs(pair.error) for pair in pairs]
-            telling = [pair for pair in pairs if pair.told]
-            signs = f"{sum(pair.right_sign for pair in telling)} of {len(telling)}"
-            yield f"{title:34}{len(pairs):6}{signs:>12}{statistics.median(sizes):14.1%}{max(sizes):9.1%}"
 
 
 def _gpu(row: Published) -> str:

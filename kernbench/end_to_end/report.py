@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Iterator, Sequence
 
 from kernbench.end_to_end.left_out import left_out
 from kernbench.end_to_end.pairs import speedups
 from kernbench.end_to_end.published import GIB
-from kernbench.end_to_end.results import StepResult, groups, score
+from kernbench.end_to_end.results import StepResult, groups
+from kernbench.end_to_end.summaries import changes, peaks, scores
 
 _SHORT = {
     "H100 SXM 96GB HBM2e 2.4TB/s 500W (Grand Teton), 400 Gb/s RDMA per GPU": "H100 96GB 500W",
@@ -18,8 +18,11 @@ _SHORT = {
 
 def report(results: Sequence[StepResult]) -> str:
     """All of it."""
+    folds = left_out(results)
+    unseen = {**folds, "all": [each for fold in folds.values() for each in fold]}
     return "\n".join([
-        *rows(results), "", *pooled(results), "", *unseen(results), "", *memory(results), "", *pairs(results)
+        *rows(results), "", *scores("step time", groups(results), 28), "", *scores("leaving out one source", unseen, 28), "",
+        *peaks("reserved", results), "", *changes(speedups(results)),
     ])  # fmt: skip
 
 
@@ -58,49 +61,3 @@ def what(result: StepResult) -> str:
     again = {"none": "", "full": " full", "selective": " selective"}[row.checkpointing]
     narrow = " float8" if "float8" in row.dtype else ""
     return f"{row.model}, {row.gpus} {_SHORT.get(row.gpu, row.gpu)}, {row.batch} x {row.seq}{again}{narrow}{compiled}"
-
-
-def pooled(results: Sequence[StepResult]) -> Iterator[str]:
-    """How wrong step times are, by group."""
-    yield f"{'step time':28}{'rows':>6}{'median':>9}{'worst':>9}{'signed':>9}{'in 80 %':>9}"
-    for title, members in groups(results).items():
-        found = score(members)
-        if found is not None:
-            yield (
-                f"{title:28}{found.rows:6}{found.median:9.1%}{found.worst:9.1%}{found.signed:+9.1%}{found.covered:9.0%}"
-            )
-
-
-def unseen(results: Sequence[StepResult]) -> Iterator[str]:
-    """The same of each source without what it had a say in."""
-    yield f"{'leaving out one source':28}{'rows':>6}{'median':>9}{'worst':>9}{'signed':>9}{'in 80 %':>9}"
-    folds = left_out(results)
-    for title, members in {**folds, "all": [each for fold in folds.values() for each in fold]}.items():
-        found = score(members)
-        if found is not None:
-            yield (
-                f"{title:28}{found.rows:6}{found.median:9.1%}{found.worst:9.1%}{found.signed:+9.1%}{found.covered:9.0%}"
-            )
-
-
-def memory(results: Sequence[StepResult]) -> Iterator[str]:
-    """How wrong the memory is, where it is published."""
-    errors = [
-        result.memory_error for result in results if result.seconds is not None and result.memory_error is not None
-    ]
-    if errors:
-        sizes = sorted(map(abs, errors))
-        yield f"peak memory reserved, {len(sizes)} rows: median {statistics.median(sizes):.1%}, worst {sizes[-1]:.1%}"
-
-
-def pairs(results: Sequence[StepResult]) -> Iterator[str]:
-    """Speed-ups from changing one thing, by what is changed; nothing of rows that make no pair."""
-    by_change = speedups(results)
-    if by_change:
-        yield f"{'tokens/s by changing one thing':34}{'pairs':>6}{'right sign':>12}{'median error':>14}{'worst':>9}"
-    for change, found in by_change.items():
-        sizes = [abs(pair.error) for pair in found]
-        telling = [pair for pair in found if pair.told]
-        right = sum(pair.right_sign for pair in telling)
-        signs = f"{right} of {len(telling)}"
-        yield f"{change:34}{len(found):6}{signs:>12}{statistics.median(sizes):14.1%}{max(sizes):9.1%}"
