@@ -39,12 +39,21 @@ def _adam(
 ) -> None:  # fmt: skip
     if bool(noop.reshape(-1)[0]):
         return
+    if inverse_scale is not None:
+        g = [each.float() * inverse_scale.float() for each in g]
     lr = lr if lr_at is None else float(lr_at)
     step = step if step_at is None else int(step_at)
+    _step_of_adam(g, p, m, v, master or p, lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
+
+
+def _step_of_adam(
+    g: list[Tensor], p: list[Tensor], m: list[Tensor], v: list[Tensor], master: list[Tensor], lr: float, beta1: float,
+    beta2: float, epsilon: float, step: int, mode: int, bias_correction: bool, weight_decay: float,
+) -> None:  # fmt: skip
+    """``master``: what parameters are computed from, which may be themselves."""
     first, second = (1 - beta1**step, 1 - beta2**step) if bias_correction else (1.0, 1.0)
     for at, each in enumerate(g):
-        given = each.float() if inverse_scale is None else each.float() * inverse_scale.float()
-        old = (master[at] if master else p[at]).float()
+        given, old = each.float(), master[at].float()
         if mode == 0:  # L2
             given = given + weight_decay * old
         mean = beta1 * m[at].float() + (1 - beta1) * given
@@ -54,8 +63,7 @@ def _adam(
         m[at].copy_(mean)
         v[at].copy_(square)
         p[at].copy_(new)
-        if master:
-            master[at].copy_(new)
+        master[at].copy_(new)
 
 
 def _adam_call(
@@ -103,26 +111,7 @@ def _adam_remainder(
     if bool(noop.reshape(-1)[0]):
         return
     whole = [_joined(high, low) for high, low in zip(p, remainder, strict=True)]
-    copies = [each.clone() for each in p]
-    _adam(
-        g,
-        copies,
-        m,
-        v,
-        whole,
-        noop,
-        None,
-        None,
-        None,
-        lr,
-        beta1,
-        beta2,
-        epsilon,
-        step,
-        mode,
-        bias_correction,
-        weight_decay,
-    )
+    _step_of_adam(g, whole, m, v, whole, lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
     for new, high, low in zip(whole, p, remainder, strict=True):
         _parted(new, high, low)
 
@@ -167,26 +156,7 @@ def _adam_fp8(
 ) -> None:  # fmt: skip
     if bool(noop.reshape(-1)[0]):
         return
-    copies = [each.clone() for each in master]
-    _adam(
-        g,
-        copies,
-        m,
-        v,
-        master,
-        noop,
-        None,
-        None,
-        None,
-        lr,
-        beta1,
-        beta2,
-        epsilon,
-        step,
-        mode,
-        bias_correction,
-        weight_decay,
-    )
+    _step_of_adam(g, master, m, v, master, lr, beta1, beta2, epsilon, step, mode, bias_correction, weight_decay)
     for at, new in enumerate(master):
         scale = scales[at].float().reshape(-1)[0]
         p[at].copy_(cast(new.float() * scale, torch_format(dtype)).view(p[at].shape))

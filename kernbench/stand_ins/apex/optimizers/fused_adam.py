@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from ..multi_tensor_apply import multi_tensor_applier
+from .fused import FusedOptimizer
 
 
-class FusedAdam(torch.optim.Optimizer):
+class FusedAdam(FusedOptimizer):
     """Adam with decoupled weight decay (``adam_w_mode``), or with weight decay in the gradient.
 
     Moments are in float32, except of parameters in float16 and bfloat16, which have the parameters' format, as in apex.
@@ -37,44 +38,26 @@ class FusedAdam(torch.optim.Optimizer):
             "eps": eps,
             "weight_decay": weight_decay,
         }
-        super().__init__(params, defaults)
+        super().__init__(params, defaults, set_grad_none)
         self.adam_w_mode = 1 if adam_w_mode else 0
-        self.set_grad_none = set_grad_none
-        self._dummy_overflow_buf = torch.zeros(1, dtype=torch.int, device="cuda")
 
-    def zero_grad(self, set_to_none: bool | None = None) -> None:
-        """Gradients are none, or zeros."""
-        super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of all parameters that have gradients."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            group["step"] = group.get("step", 0) + 1
-            lists: dict[torch.dtype, list[list[torch.Tensor]]] = {}
-            for param in group["params"]:
-                if param.grad is None:
-                    continue
-                if param.grad.is_sparse:
-                    raise RuntimeError(
-                        "FusedAdam does not support sparse gradients, please consider SparseAdam instead"
-                    )
-                state = self.state[param]
-                if not state:
-                    state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(param), torch.zeros_like(param)
-                columns = lists.setdefault(param.dtype, [[], [], [], []])
-                for column, each in zip(
-                    columns, (param.grad, param, state["exp_avg"], state["exp_avg_sq"]), strict=True
-                ):
-                    column.append(each)
-            for columns in lists.values():
-                multi_tensor_applier(
-                    importlib.import_module("amp_C").multi_tensor_adam, self._dummy_overflow_buf, columns, group["lr"],
-                    *group["betas"], group["eps"], group["step"], self.adam_w_mode, int(group["bias_correction"]),
-                    group["weight_decay"],
-                )  # fmt: skip
-        return loss
+    def _step_group(self, group: dict[str, Any]) -> None:
+        group["step"] = group.get("step", 0) + 1
+        lists: dict[torch.dtype, list[list[torch.Tensor]]] = {}
+        for param in group["params"]:
+            if param.grad is None:
+                continue
+            if param.grad.is_sparse:
+                raise RuntimeError("FusedAdam does not support sparse gradients, please consider SparseAdam instead")
+            state = self.state[param]
+            if not state:
+                state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(param), torch.zeros_like(param)
+            columns = lists.setdefault(param.dtype, [[], [], [], []])
+            for column, each in zip(columns, (param.grad, param, state["exp_avg"], state["exp_avg_sq"]), strict=True):
+                column.append(each)
+        for columns in lists.values():
+            multi_tensor_applier(
+                importlib.import_module("amp_C").multi_tensor_adam, self._dummy_overflow_buf, columns, group["lr"],
+                *group["betas"], group["eps"], group["step"], self.adam_w_mode, int(group["bias_correction"]),
+                group["weight_decay"],
+            )  # fmt: skip

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from ..multi_tensor_apply import multi_tensor_applier
+from .fused import FusedOptimizer
 
 
-class FusedSGD(torch.optim.Optimizer):
+class FusedSGD(FusedOptimizer):
     """SGD; ``wd_after_momentum`` adds weight decay to the change instead of the gradient."""
 
     def __init__(
@@ -24,38 +25,24 @@ class FusedSGD(torch.optim.Optimizer):
         defaults = {
             "lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay, "nesterov": nesterov,
         }  # fmt: skip
-        super().__init__(params, defaults)
+        super().__init__(params, defaults, set_grad_none)
         self.wd_after_momentum = wd_after_momentum
-        self.set_grad_none = set_grad_none
-        self._dummy_overflow_buf = torch.zeros(1, dtype=torch.int, device="cuda")
 
-    def zero_grad(self, set_to_none: bool | None = None) -> None:
-        """Gradients are none, or zeros."""
-        super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
-
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step of all parameters that have gradients."""
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        for group in self.param_groups:
-            lists: dict[tuple[torch.dtype, bool], list[list[torch.Tensor]]] = {}
-            for param in group["params"]:
-                if param.grad is None:
-                    continue
-                state = self.state[param]
-                first = "momentum_buffer" not in state
-                if first:
-                    state["momentum_buffer"] = torch.zeros_like(param)
-                columns = lists.setdefault((param.dtype, first), [[], [], []])
-                for column, each in zip(columns, (param.grad, param, state["momentum_buffer"]), strict=True):
-                    column.append(each)
-            for (_, first), columns in lists.items():
-                multi_tensor_applier(
-                    importlib.import_module("amp_C").multi_tensor_sgd, self._dummy_overflow_buf, columns,
-                    group["weight_decay"], group["momentum"], group["dampening"], group["lr"], group["nesterov"], first,
-                    self.wd_after_momentum, 1.0,
-                )  # fmt: skip
-        return loss
+    def _step_group(self, group: dict[str, Any]) -> None:
+        lists: dict[tuple[torch.dtype, bool], list[list[torch.Tensor]]] = {}
+        for param in group["params"]:
+            if param.grad is None:
+                continue
+            state = self.state[param]
+            first = "momentum_buffer" not in state
+            if first:
+                state["momentum_buffer"] = torch.zeros_like(param)
+            columns = lists.setdefault((param.dtype, first), [[], [], []])
+            for column, each in zip(columns, (param.grad, param, state["momentum_buffer"]), strict=True):
+                column.append(each)
+        for (_, first), columns in lists.items():
+            multi_tensor_applier(
+                importlib.import_module("amp_C").multi_tensor_sgd, self._dummy_overflow_buf, columns,
+                group["weight_decay"], group["momentum"], group["dampening"], group["lr"], group["nesterov"], first,
+                self.wd_after_momentum, 1.0,
+            )  # fmt: skip

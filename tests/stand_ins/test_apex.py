@@ -1,0 +1,79 @@
+"""The stand-in for apex: its optimizers make torch's steps, its norms are torch's norms, with gradients."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+PROGRAM = """
+import json, sys
+from functools import partial
+import torch
+from torch.nn import functional as F
+from apex.normalization import FusedLayerNorm, FusedRMSNorm, MixedFusedLayerNorm
+from apex.optimizers import FusedAdam, FusedSGD
+
+def trained(make, steps=4):
+    torch.manual_seed(0)
+    parameters = [torch.nn.Parameter(torch.randn(shape, device="cuda")) for shape in ((4, 3), (5,))]
+    parameters.append(torch.nn.Parameter(torch.randn(3, device="cuda")))
+    optimizer = make(parameters[:2])
+    losses = []
+    for step in range(steps):
+        def closure():
+            optimizer.zero_grad()
+            loss = sum((each - step).square().sum() for each in parameters[:2])
+            loss.backward()
+            return loss
+        losses.append(optimizer.step(closure).item())
+    return [losses, *(each.flatten().tolist() for each in parameters)]
+
+pairs = {
+    "adamw": (partial(FusedAdam, weight_decay=0.1), partial(torch.optim.AdamW, weight_decay=0.1)),
+    "adam": (partial(FusedAdam, weight_decay=0.1, adam_w_mode=False), partial(torch.optim.Adam, weight_decay=0.1)),
+    "sgd": tuple(partial(each, momentum=0.9, nesterov=True, weight_decay=0.1) for each in (FusedSGD, torch.optim.SGD)),
+    "plain sgd": (FusedSGD, torch.optim.SGD),
+}
+found = {name: [trained(partial(each, lr=0.1)) for each in pair] for name, pair in pairs.items()}
+
+def normed(layer):
+    torch.manual_seed(1)
+    x = torch.randn(6, 8, device="cuda", requires_grad=True)
+    out = layer(x)
+    out.square().sum().backward()
+    weights = [] if layer.weight is None else [layer.weight.grad.flatten().tolist()]
+    return [out.flatten().tolist(), x.grad.flatten().tolist(), *weights]
+
+norms = {
+    "layer": (FusedLayerNorm(8).cuda(), torch.nn.LayerNorm(8, device="cuda")),
+    "plain": (FusedLayerNorm(8, elementwise_affine=False), torch.nn.LayerNorm(8, elementwise_affine=False)),
+    "rms": (FusedRMSNorm(8, eps=1e-5).cuda(), torch.nn.RMSNorm(8, eps=1e-5, device="cuda")),
+    "mixed": (MixedFusedLayerNorm(8).cuda(), torch.nn.LayerNorm(8, device="cuda")),
+}
+found |= {name: [normed(each) for each in pair] for name, pair in norms.items()}
+json.dump(found, open(sys.argv[1], "w"))
+"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> dict[str, Any]:
+    folder: Path = tmp_path_factory.mktemp("apex")
+    (folder / "program.py").write_text(PROGRAM)
+    run = ["-m", "kernbench", "run", "--stand-in", "apex", "--system", "dgx_h100", "--nproc-per-node", "1"]
+    command = [warm_python, *run, "program.py", "found.json"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    loaded: dict[str, Any] = json.loads((folder / "found.json").read_text())
+    return loaded
+
+
+@pytest.mark.parametrize("name", ["adamw", "adam", "sgd", "plain sgd", "layer", "plain", "rms", "mixed"])
+def test_it_computes_what_torch_computes(name: str, found: dict[str, Any]) -> None:
+    ours, torchs = found[name]
+    assert len(ours) == len(torchs) > 1
+    for one, other in zip(ours, torchs, strict=True):
+        assert one == pytest.approx(other, rel=2e-5, abs=2e-5)
