@@ -16,8 +16,7 @@ MEMORY = 0.1
 """Seconds over which the power is averaged. UNVERIFIED: a tenth of a second is what monitors of boards' power resolve."""
 
 _FREE, _FULL = 0.5, 0.9
-"""Shares of the time: below the first products run at the boost clock, above the second at the sustained one. On an H100
-training steps of which products and attention are half run at the boost clock (within 3 %), products alone at the other."""
+"""Shares of the time where nothing sets :attr:`Clocks.between`."""
 
 
 class Clocks:
