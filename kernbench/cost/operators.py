@@ -462,8 +462,8 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     ("embedding_dense_backward", _moves("copy", embedding_gradient, embedding_gradient_launches)),
     ("_embedding_bag_backward _embedding_bag_dense_backward", _moves("copy", None, launches=3)),
     (
-        """zeros ones full zero zero_ fill fill_ arange range linspace logspace eye         zeros_like ones_like
-        full_like         new_zeros new_ones new_full scalar_tensor tril_indices triu_indices bartlett_window
+        """zeros ones full zero zero_ fill fill_ arange range linspace logspace eye zeros_like ones_like
+        full_like new_zeros new_ones new_full scalar_tensor tril_indices triu_indices bartlett_window
         blackman_window
         hamming_window hann_window kaiser_window fft_fftfreq fft_rfftfreq _foreach_zero
         _new_zeros_with_same_feature_meta _philox_key_split _philox_key_fold_in
@@ -506,7 +506,7 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
         fake_quantize_per_channel_affine_cachemask fake_quantize_learnable_per_tensor_affine
         fake_quantize_learnable_per_channel_affine add_relu binary_cross_entropy binary_cross_entropy_with_logits
         huber_loss mse_loss smooth_l1_loss soft_margin_loss multi_margin_loss multilabel_margin_loss dirichlet_grad
-        sample_dirichlet adaptive_avg_pool2d adaptive_avg_pool3d         fractional_max_pool2d fractional_max_pool3d
+        sample_dirichlet adaptive_avg_pool2d adaptive_avg_pool3d fractional_max_pool2d fractional_max_pool3d
         max_unpool2d max_unpool3d grid_sampler_2d grid_sampler_3d upsample_bicubic2d
         upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d
         upsample_trilinear3d upsample_bicubic2d_aa upsample_bilinear2d_aa upsample_lanczos2d_aa upsample_nearest_exact1d

@@ -6,6 +6,7 @@ import importlib.util
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from fnmatch import fnmatch
 from functools import partial
 from importlib.abc import Loader
@@ -91,13 +92,11 @@ class CompiledFinder:
         """Of a compiled module."""
         if self.stand_in.loaded and fullname.partition(".")[0] == self.name:
             watch_libraries()  # each time: libraries are imported with torch's own names in place
-        if fullname in self.stand_in.around:
-            return _around(self.stand_in, fullname, PathFinder.find_spec(fullname, path))
+        if fullname in self.stand_in.around or fullname in self.stand_in.observed:
+            return _attended(self.stand_in, PathFinder.find_spec(fullname, path))
         if fullname in self.stand_in.bound:
             loader = _BoundLoader(self.stand_in, self.stand_in.bound[fullname], tells=not self.anyway)
             return importlib.util.spec_from_loader(fullname, loader)
-        if fullname in self.stand_in.observed:
-            return _observed(self.stand_in.observed[fullname], PathFinder.find_spec(fullname, path))
         reference = self.stand_in.compiled.get(fullname)
         if reference is None:
             return None
@@ -145,26 +144,6 @@ def tell(stand_in: StandIn) -> None:
         stand_in.name,
         f"{stand_in.name}: its stand-in ({stand_in.release}) was imported, as the package is not here for want of CUDA",
     )
-
-
-def _observed(reference: str, spec: ModuleSpec | None) -> ModuleSpec | None:
-    """The module as it is, which a function is given when it has been executed."""
-    if spec is None or not isinstance(spec.loader, SourceFileLoader):
-        return spec
-    spec.loader = _ObservedLoader(spec.loader.name, spec.loader.path)
-    spec.loader.reference = reference
-    return spec
-
-
-class _ObservedLoader(SourceFileLoader):
-    reference = ""
-
-    def exec_module(self, module: ModuleType) -> None:
-        """See importlib."""
-        from kernbench.plugins.discovery import load_reference
-
-        super().exec_module(module)
-        load_reference(self.reference)(module)
 
 
 class _OperatorsLoader(Loader):
@@ -221,24 +200,26 @@ class _BoundLoader(Loader):
         vars(module).update(ours.NAMES)
 
 
-def _around(stand_in: StandIn, name: str, spec: ModuleSpec | None) -> ModuleSpec | None:
-    """A module of the package's Python, which is executed within what a stand-in brings for it."""
-    if spec is None or spec.origin is None:
-        return spec
-    spec.loader = _AroundLoader(name, spec.origin)
-    spec.loader.within = stand_in.around[name]
+def _attended(stand_in: StandIn, spec: ModuleSpec | None) -> ModuleSpec | None:
+    """A module of the package's Python, with what a stand-in brings for its execution and its observation."""
+    if spec is not None and isinstance(spec.loader, SourceFileLoader):
+        spec.loader = _AttendedLoader(spec.loader.name, spec.loader.path)
+        spec.loader.stand_in = stand_in
     return spec
 
 
-class _AroundLoader(SourceFileLoader):
-    within: str
+class _AttendedLoader(SourceFileLoader):
+    stand_in: StandIn
 
     def exec_module(self, module: ModuleType) -> None:
-        """See importlib."""
+        """Execute it within what :attr:`StandIn.around` has for it, and give it to what :attr:`StandIn.observed` has."""
         from kernbench.plugins.discovery import load_reference
 
-        with load_reference(self.within)(module):
+        around, observed = (each.get(self.name) for each in (self.stand_in.around, self.stand_in.observed))
+        with nullcontext() if around is None else load_reference(around)(module):
             super().exec_module(module)
+        if observed is not None:
+            load_reference(observed)(module)
 
 
 def define(stand_in: StandIn, reference: str, library: Path | None) -> None:

@@ -41,15 +41,20 @@ def position(seen_by: Any) -> int:
     return hash(tuple(parts))
 
 
-def mark(call: OperatorCall, at: int) -> bool:
-    """Note of what a call has made on the host, of nothing or of what was made at the same position, where it was made.
-
-    Returns whether there is anything of the kind.
-    """
+def made_on_host(call: OperatorCall) -> list[torch.Tensor]:
+    """The tensors that a call has given, if they are all of the host; else none."""
     result = call.result
     made = [result] if isinstance(result, torch.Tensor) else listed_tensors((result,))
+    return made if all(map(_is_plain, made)) else []
+
+
+def mark(call: OperatorCall, made: list[torch.Tensor], at: int) -> bool:
+    """Note of what a call has made, of nothing or of what was made at the same position, where it was made.
+
+    Returns whether it was.
+    """
     given = [] if call.operator.shapes_only else listed_tensors((*call.args, *(call.kwargs or {}).values()))
-    if not made or not all(map(_is_plain, made)) or not all(was_made_at(each, at) for each in given):
+    if not all(was_made_at(each, at) for each in given):
         return False
     for each in made:
         setattr(_storage(each), _MADE, at)

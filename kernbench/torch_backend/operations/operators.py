@@ -245,9 +245,9 @@ class TorchOperator:
         if self.kind == CUSTOM or matrix:
             flags = [(place, semantics.FLAGS[place.name]) for place, _ in arguments if place.name in semantics.FLAGS]
             self.flag = flags[-1] if flags else None
-        if (row := find(self.name)) is not None and row.model is Model.PRODUCT:
+        if row is not None and row.model is Model.PRODUCT:
             self.rounds = rounds = _convolutions_round if semantics.CONVOLVES in self.name else _products_round
-            self.beside = lambda args: [rounds()] if any(is_wide(each) for each in args) else []
+            self.beside = lambda args: [rounds()] if any(_is_wide(each) for each in args) else []
         self.writes = tuple([place for place, _ in written])
         self.unreturned = tuple([
             place for place, each in written if not returned.intersection(each.alias_info.before_set)
@@ -282,7 +282,7 @@ class TorchOperator:
         """Whether an attention has to skip what comes later, a product in eight bits to keep its sums in 32 bits, or one of
         fp32 may be computed in TF32."""
         if self.flag is None:
-            return self.rounds is not None and any(is_wide(each) for each in args) and self.rounds()
+            return self.rounds is not None and any(_is_wide(each) for each in args) and self.rounds()
         (at, name), value = self.flag
         return bool((kwargs or {}).get(name, args[at] if at < len(args) else False)) is value
 
@@ -348,7 +348,7 @@ class TorchOperator:
         return func.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, *args, **kwargs)
 
 
-def is_wide(value: Any) -> bool:
+def _is_wide(value: Any) -> bool:
     """Whether it is a tensor of fp32."""
     return isinstance(value, torch.Tensor) and value.dtype is torch.float32
 

@@ -39,7 +39,7 @@ from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.operations.capturing import capture
 from kernbench.torch_backend.operations.computing import Executor
 from kernbench.torch_backend.operations.flop_counts import FlopCounts
-from kernbench.torch_backend.operations.helper_tensors import mark, position, was_made_at
+from kernbench.torch_backend.operations.helper_tensors import made_on_host, mark, position, was_made_at
 from kernbench.torch_backend.operations.host_costs import HostCosts
 from kernbench.torch_backend.operations.needs import need, needs_of
 from kernbench.torch_backend.operations.operators import (
@@ -287,18 +287,18 @@ class Recorder(TorchDispatchMode):
         Where ranks are greenlets there is no ``cuda``, and none of this. Raises RuntimeError if CUDA refuses it.
         """
         device = call.device
-        if (
-            device.in_custom_operation or device.compiling or device.host.unrecorded or self._hosts.inside_kernel
-            or torch._C._current_graph_task_id() >= 0
-        ):  # fmt: skip
+        if device.inside_operation or device.compiling or torch._C._current_graph_task_id() >= 0:
             return False
         return not check(call, functools.partial(_is_helper, device))
 
     def _note_helpers(self, call: OperatorCall) -> None:
         """Remember what was made of nothing on the host until the program goes on to its next instruction."""
         device = call.device
+        made = made_on_host(call)
+        if not made:
+            return
         at = position(_DISPATCH) if device.helpers_at is None else device.helpers_at
-        if mark(call, at) and device.helpers_at is None:
+        if mark(call, made, at) and device.helpers_at is None:
             device.helpers_at = at
             device.host.detours += 1
 

@@ -138,9 +138,7 @@ def current_device() -> RankDevice | None:
 def compares_devices() -> bool:
     """Whether operands on several devices are refused where the program is now: not in what a kernel computes with."""
     device = current_device()
-    return device is not None and not (
-        device.in_custom_operation or device.host.unrecorded or device.simulation.hosts.inside_kernel
-    )
+    return device is not None and not device.inside_operation
 
 
 def current_index() -> int | None:

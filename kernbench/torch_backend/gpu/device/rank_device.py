@@ -71,6 +71,11 @@ class RankDevice:
         self.generators = DeviceGenerators(host.generator, lambda: self.index)
         self._drive_one_of(self.sees())
 
+    @property
+    def inside_operation(self) -> bool:
+        """Whether what is computed now is part of an operation or a kernel, and not the program's own."""
+        return bool(self.in_custom_operation or self.host.unrecorded or self.simulation.hosts.inside_kernel)
+
     @functools.cached_property
     def visible(self) -> Sequence[int]:
         """The SIPs that its program sees, by their ordinals; main sees all.
