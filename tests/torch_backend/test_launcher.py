@@ -144,7 +144,7 @@ def test_a_program_that_explains_itself_and_exits_has_no_traceback(run: Run, iso
         "parser.add_argument('--size', required=True)\nparser.parse_args()\n",
         "--nproc-per-node", "2", "--isolation", isolation,
     )  # fmt: skip
-    assert result.exit_code == 2
+    assert result.exit_code == 2, result.output
     assert "Traceback" not in result.output
     assert re.search(r"^kernbench: failed: rank 0 \(exit code 2( at .*program\.py:4)?\)$", result.output, re.MULTILINE)
     failed = "import sys, os\nif os.environ['RANK'] == '1':\n    sys.exit(2)\nraise ValueError('broken')\n"
