@@ -33,6 +33,10 @@ hypothesis.settings.load_profile("kernbench")
 SURROUNDINGS = ("CI", "BUILD_NUMBER", "COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "PY_COLORS", "PYTEST_ADDOPTS")
 
 
+SET_BY_TOOLS = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
+"""Variables that pytest and torch set when they want to."""
+
+
 @pytest.fixture(scope="session", autouse=True)
 def plain_surroundings() -> Iterator[None]:
     """Output does not depend on where the suite runs: on a developer's terminal or in a CI."""
@@ -40,6 +44,20 @@ def plain_surroundings() -> Iterator[None]:
         for name in SURROUNDINGS:
             patch.delenv(name, raising=False)
         yield
+
+
+@pytest.fixture(autouse=True)
+def own_surroundings() -> Iterator[None]:
+    """A test leaves the process as it was: what one leaves behind is a failure of another, in some orders."""
+    before = _surroundings()
+    yield
+    left = _surroundings()
+    assert left == before, "left behind"
+
+
+def _surroundings() -> dict[str, Any]:
+    variables = {name: value for name, value in os.environ.items() if name not in SET_BY_TOOLS}
+    return {"variables": variables, "arguments": list(sys.argv), "folder": os.getcwd()}
 
 
 @pytest.fixture

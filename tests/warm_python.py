@@ -42,6 +42,7 @@ _SHELLS_OWN = frozenset(
         "PYTHONPATH",
         "PY_COLORS",
         "SHLVL",
+        "TORCHINDUCTOR_CACHE_DIR",
         "USERPROFILE",
         "_",
     )

@@ -10,9 +10,11 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 import kernbench
+from kernbench.environment_variables import variables_set
 from kernbench.processes.gate import INHERITED, listening
 from kernbench.runtime_api.joining import ADDRESS, TAKEN, taken, variables_of
 from kernbench.topology import Topology
@@ -35,7 +37,7 @@ class RunBeside:
         self._options = options
         self._topology = topology
         self._process: subprocess.Popen[bytes] | None = None
-        self._before: dict[str, str | None] = {}
+        self._joining = ExitStack()
 
     def let_join(self) -> None:
         """Have it, and the environment in which processes join it."""
@@ -55,19 +57,14 @@ class RunBeside:
         values = variables_of(str(address), NodeGpus.of(self._topology), os.environ, gpu, cuda)
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
             values[TAKEN] = taken("", os.environ["RANK"], os.environ["WORLD_SIZE"])
-        self._before = {name: os.environ.get(name) for name in values}
-        os.environ.update(values)
+        self._joining.enter_context(variables_set(values))
 
     def close(self) -> None:
         """The script has ended: have the summary printed. Idempotent."""
         process, self._process = self._process, None
         if process is None:
             return
-        for name, value in self._before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        self._joining.close()
         sys.stdout.flush()
         assert process.stdin is not None
         process.stdin.close()

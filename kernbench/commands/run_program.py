@@ -18,6 +18,7 @@ from kernbench.commands.run_failures import ShownFailures, status_of
 from kernbench.commands.steps_options import StepsOptions
 from kernbench.commands.torchrun_options import DASHES
 from kernbench.defaults import FOLDED_ABOVE
+from kernbench.environment_variables import variables_set
 from kernbench.errors import ConfigError, OutputError
 from kernbench.order import check_findings_path, write_findings
 from kernbench.output_files import require_place
@@ -83,9 +84,9 @@ def run(
 
     A signal ends the program; what was asked for is written, up to there, and the exit code is a shell's for that signal.
     """
-    os.environ[TRACEBACK] = traceback
-    if hang_after is not None:
-        os.environ[HANG_AFTER] = str(hang_after)
+    here = click.get_current_context()
+    of_run = {TRACEBACK: traceback} | ({} if hang_after is None else {HANG_AFTER: str(hang_after)})
+    here.with_resource(variables_set(of_run))
     differs = "" if INHERITED in os.environ else relies_on.warning()  # a run beside another one does not say it again
     if differs:
         click.echo(f"kernbench: {differs}", err=True)
@@ -96,7 +97,7 @@ def run(
         races = "warn" if races == "off" else races
     if asked.json is not None:
         require_place(asked.json, option="--json")
-    live: ReportServer | None = click.get_current_context().meta.get(LIVE)
+    live: ReportServer | None = here.meta.get(LIVE)
     reports = report_file is not None or live is not None
     report = None
     if autotune_report is not None and isolation == "process":

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from kernbench.environment_variables import variables_set
 from kernbench.errors import ConfigError
 from kernbench.program_files import compiled_program, find_module, read_program
 from kernbench.runtime_api import started_processes
@@ -213,10 +214,5 @@ def _at_exit(ctx: RuntimeContext, patches: Patches) -> AtExit:
 @contextmanager
 def _variables(values: Mapping[str, str]) -> Iterator[None]:
     """Environment variables that are set for the length of a block, unless they are already."""
-    mine = {name: value for name, value in values.items() if name not in os.environ}
-    os.environ.update(mine)
-    try:
+    with variables_set({name: value for name, value in values.items() if name not in os.environ}):
         yield
-    finally:
-        for name in mine:
-            os.environ.pop(name, None)

@@ -17,6 +17,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from kernbench.environment_variables import variables_set
 from kernbench.errors import ConfigError
 from kernbench.stand_ins.finders import (
     TAKEN,
@@ -92,20 +93,16 @@ def standing_in(wanted: Iterable[str]) -> Iterator[None]:
         if stand_in is not None:
             _require_use(name, stand_in)
         chosen[name] = _finders(stand_in)
-    before, path, modules = os.environ.get(TOLD), list(sys.meta_path), set(sys.modules)
+    path, modules = list(sys.meta_path), set(sys.modules)
     for finders in chosen.values():
         _insert(finders)
-    if wanted:
-        os.environ[TOLD] = ",".join([*filter(None, [before]), *wanted])
+    wanted = [*filter(None, [os.environ.get(TOLD)]), *wanted]
     try:
-        yield
+        with variables_set({TOLD: ",".join(wanted) or None}):
+            yield
     finally:
         found = [each for finders in chosen.values() for each in finders]
         sys.meta_path[:] = [each for each in sys.meta_path if each in path or each not in found]
-        if before is not None:
-            os.environ[TOLD] = before
-        elif wanted:
-            os.environ.pop(TOLD, None)
         leave_libraries()
         _forget_modules(found, modules)
 

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from kernbench.environment_variables import variables_kept
 from kernbench.errors import ConfigError
 from kernbench.grid import Point
 from kernbench.sweep.outcome import FAILED, Outcome
@@ -125,6 +126,7 @@ def _cluster_of_this_machine(distributed: Any, jobs: int | None) -> Iterator[Any
     with (
         tempfile.TemporaryDirectory(prefix="kernbench-dask-") as folder,  # what spills is pickled, and read again
         dask.config.set(pages),
+        variables_kept(),  # Dask sets some for its workers, here too
         # One thread per process: a simulation changes the state of torch in its process while it runs.
         distributed.LocalCluster(
             n_workers=jobs, threads_per_worker=1, processes=True, security=security, host="127.0.0.1",

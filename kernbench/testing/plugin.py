@@ -6,15 +6,16 @@ simulator until a marked test runs.
 
 from __future__ import annotations
 
-import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kernbench.environment_variables import variables_set
 from kernbench.testing.declared import FIXTURES, MARKS, OPTIONS
 from kernbench.testing.table import RAISED, ROW, resident_bytes, show_table
 
@@ -60,16 +61,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(_Session(config), "kernbench-session")
     races = config.getoption("--kernbench-races")
     if races is not None:
-        before = os.environ.get("KERNBENCH_RACES")
-        os.environ["KERNBENCH_RACES"] = races  # the default of a simulation that is given none
-        config.add_cleanup(lambda: _restore("KERNBENCH_RACES", before))
+        config.add_cleanup(_set("KERNBENCH_RACES", races))  # the default of a simulation that is given none
     hang_after = config.getoption("--kernbench-hang-after")
     if hang_after is not None:
         from kernbench.scheduler.standstill import VARIABLE
 
-        hung_before = os.environ.get(VARIABLE)
-        os.environ[VARIABLE] = str(hang_after)
-        config.add_cleanup(lambda: _restore(VARIABLE, hung_before))
+        config.add_cleanup(_set(VARIABLE, str(hang_after)))
     if config.getoption("--kernbench-distributed"):
         from kernbench.testing.distributed import DistributedTests
 
@@ -78,11 +75,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.add_cleanup(distributed.close)
 
 
-def _restore(variable: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(variable, None)
-    else:
-        os.environ[variable] = value
+def _set(variable: str, value: str) -> Callable[[], None]:
+    """Set a variable of the environment; gives what puts back its value."""
+    until = ExitStack()
+    until.enter_context(variables_set({variable: value}))
+    return until.close
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest looks which parameters there may be
@@ -356,14 +353,11 @@ def kernbench_schedule(request: pytest.FixtureRequest) -> Iterator[str]:
     test = request.node.nodeid.replace(schedule, DEFAULT)
     if not simulates.get(test, True):
         pytest.skip("opens no simulation that follows a schedule")
-    before, made = os.environ.get(VARIABLE), Choices.made
-    os.environ[VARIABLE] = schedule
-    try:
+    made = Choices.made
+    with variables_set({VARIABLE: schedule}):
         yield schedule
-    finally:
-        _restore(VARIABLE, before)
-        if schedule == DEFAULT:
-            simulates[test] = Choices.made > made
+    if schedule == DEFAULT:
+        simulates[test] = Choices.made > made
 
 
 @pytest.fixture

@@ -15,7 +15,16 @@ from tests.house.source import Package
 
 LAYERS = (
     ("notebook_html",),
-    ("defaults", "errors", "lazy_names", "own_files", "reporting", "standard_output", "version"),
+    (
+        "defaults",
+        "environment_variables",
+        "errors",
+        "lazy_names",
+        "own_files",
+        "reporting",
+        "standard_output",
+        "version",
+    ),
     ("input_files", "programs"),
     (
         "callable_module",

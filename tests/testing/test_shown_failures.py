@@ -120,6 +120,7 @@ def test_records_of_the_level_debug_are_there_if_they_are_wanted(pytester: pytes
         """
         import logging
         import pytest
+        import torch  # pytest listens to loggers that do not propagate, of those there are when the test begins
 
         @pytest.mark.world_size(1)
         def test_it(rank):

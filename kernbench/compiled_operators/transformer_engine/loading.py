@@ -8,10 +8,11 @@ while it is executed the package is taken to be being built, and then the functi
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
+
+from kernbench.environment_variables import variables_set
 
 _BUILDING, _RELEASE = "NVTE_PROJECT_BUILDING", "NVTE_RELEASE_BUILD"
 
@@ -19,16 +20,8 @@ _BUILDING, _RELEASE = "NVTE_PROJECT_BUILDING", "NVTE_RELEASE_BUILD"
 @contextmanager
 def without_libraries(module: ModuleType) -> Iterator[None]:
     """Around the execution of ``transformer_engine.common``."""
-    before = {name: os.environ.get(name) for name in (_BUILDING, _RELEASE)}
-    os.environ[_BUILDING] = "1"
-    os.environ.pop(_RELEASE, None)
-    try:
+    with variables_set({_BUILDING: "1", _RELEASE: None}):
         yield
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
     module.load_framework_extension = load_framework_extension  # type: ignore[attr-defined]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import partial
+from itertools import starmap
 from typing import NamedTuple
 
 import torch
@@ -53,12 +54,12 @@ _CACHES = ((1, 32, 32, 4096, 128), (16, 32, 8, 4096, 128), (64, 32, 8, 1024, 128
 def attention() -> Iterator[Case]:
     """Lengths, heads, kernels, both directions; one query over a cache."""
     for name, kernel in KERNELS.items():
-        for size in map(Attended._make, _SEQUENCES):
+        for size in starmap(Attended, _SEQUENCES):
             for how in ("causal", *(["full"] if (size.batch, size.length) in _ALSO_FULL else [])):
                 for direction in DIRECTIONS:
                     make = partial(_attention, kernel, size, how == "causal", direction)
                     yield f"attention {name} {direction}", f"{how} {size}", make
-    for size in map(Attended._make, _CACHES):
+    for size in starmap(Attended, _CACHES):
         yield "attention of one query", str(size), partial(_decoding, size)
 
 
