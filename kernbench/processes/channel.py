@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import pickle
 import socket
 import struct
@@ -87,15 +89,28 @@ Portable = tuple[bytes | None, str]
 """An exception as it travels: pickled (None: it cannot be), and in words."""
 
 
+class _ExceptionPickler(pickle.Pickler):
+    """Reduces exceptions as their classes say.
+
+    A reducer that a library has registered for them comes second: tblib's (which Dask installs) makes them without their
+    constructor, so that ``SystemExit(2)`` arrives with the code None.
+    """
+
+    def reducer_override(self, obj: Any) -> Any:
+        """See :class:`pickle.Pickler`."""
+        return obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL) if isinstance(obj, BaseException) else NotImplemented
+
+
 def portable(error: BaseException) -> Portable:
     """An exception as another process can read it."""
     words = f"{type(error).__name__}: {message_of(error)}"
-    try:
-        sent = pickle.dumps(error, pickle.HIGHEST_PROTOCOL)
-        pickle.loads(sent)
-    except Exception:
-        return None, words
-    return sent, words
+    for pickler in (_ExceptionPickler, pickle.Pickler):
+        body = io.BytesIO()
+        with contextlib.suppress(Exception):  # of this kind, or of what is in it
+            pickler(body, pickle.HIGHEST_PROTOCOL).dump(error)
+            pickle.loads(body.getvalue())
+            return body.getvalue(), words
+    return None, words
 
 
 def restored(portable: Portable) -> BaseException:
