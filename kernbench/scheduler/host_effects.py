@@ -25,6 +25,8 @@ try:
 except ImportError:  # another build of greenlet: threads end as it likes
     _greenlet = None
 
+_affinity: Any = getattr(os, "sched_getaffinity", None)  # the system's, whatever ranks see by that name
+
 T = TypeVar("T")
 
 VARIABLE = "KERNBENCH_HOST_EFFECTS"
@@ -98,14 +100,48 @@ def one_core() -> Iterator[None]:
     if not hasattr(os, "sched_setaffinity"):
         yield
         return
-    before = os.sched_getaffinity(0)
+    before = _affinity(0)
     core = ctypes.CDLL(None).sched_getcpu()
     if core in before:
         os.sched_setaffinity(0, {core})
+    _cores.append(before)
     try:
         yield
     finally:
+        _cores.remove(before)
         os.sched_setaffinity(0, before)
+
+
+_cores: list[set[int]] = []
+"""What the process has where :func:`one_core` is in force."""
+
+
+def cores() -> set[int] | None:
+    """The cores that the process has, if its ranks keep to one of them; None if they do not."""
+    return set(_cores[0]) if _cores else None
+
+
+@contextmanager
+def on_all_cores() -> Iterator[None]:
+    """For the length of a block, processes that the calling thread starts have all the cores that this one has."""
+    if not _cores:
+        yield
+        return
+    mine = _affinity(0)
+    os.sched_setaffinity(0, _cores[0])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, mine)
+
+
+def _leave_core() -> None:
+    if _cores:
+        os.sched_setaffinity(0, _cores[0])
+        _cores.clear()
+
+
+os.register_at_fork(after_in_child=_leave_core)
 
 
 @contextmanager

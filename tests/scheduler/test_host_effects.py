@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
+import sys
 
 import pytest
 
@@ -16,14 +18,14 @@ from kernbench.scheduler.host_effects import VARIABLE
 pytestmark = pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux's calls")
 
 
-_of_process = signal.getsignal
-"""Not the rank's own, of which a rank is notified."""
+_of_process, _affinity = signal.getsignal, getattr(os, "sched_getaffinity", None)
+"""The process's, and not what a rank sees by these names."""
 
 
 def observed() -> dict[str, bool]:
     """Which effects hold now, asked of the system itself."""
     return {
-        "one_core": len(os.sched_getaffinity(0)) == 1,
+        "one_core": len(_affinity(0)) == 1,
         "batch": os.sched_getscheduler(0) == os.SCHED_BATCH,
         "frozen_heap": gc.get_freeze_count() > 0,
         "ctrl_c": _of_process(signal.SIGINT) is not signal.default_int_handler,
@@ -82,3 +84,30 @@ def test_simulate_takes_them_before_the_environment(monkeypatch):
     with kernbench.simulate(host_effects=HostEffects.none()) as ctx:
         ctx.multiprocessing.spawn(lambda rank: seen.append(observed()), nprocs=2)
     assert seen[1:] == [NOTHING, NOTHING]
+
+
+def test_ranks_and_what_they_start_have_all_cores() -> None:
+    """A loader's workers and a compiler's are not kept to the core that the ranks take turns on."""
+    everything = _affinity(0)
+    seen = []
+
+    def worker(rank: int) -> None:
+        assert len(_affinity(0)) == 1
+        seen.append(os.sched_getaffinity(0))
+        program = "import os; print(sorted(os.sched_getaffinity(0)))"
+        seen.append(set(eval(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout)))
+        reader, writer = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(writer, repr(_affinity(0)).encode())
+            os._exit(0)
+        os.waitpid(child, 0)
+        seen.append(eval(os.read(reader, 1000)))
+        for end in (reader, writer):
+            os.close(end)
+        assert len(_affinity(0)) == 1
+
+    with kernbench.simulate() as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=1)
+    assert seen == [everything] * 3
+    assert _affinity(0) == everything

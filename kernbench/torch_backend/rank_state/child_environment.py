@@ -1,4 +1,4 @@
-"""The environment of what a rank starts: its own variables, as children have those of their parent.
+"""The environment of what a rank starts: its own variables, as children have those of their parent, and all cores.
 
 ``os.environ`` is each rank's own, in Python. The C library's variables, which a child gets if it is not said what it shall
 have, are the process's: of several ranks, or of a rank that was forked, they are another owner's.
@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from kernbench.scheduler.host_effects import cores, on_all_cores
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -37,17 +38,32 @@ RELIES_ON = (
 def install(patches: Patches, more: Callable[[Variables], Variables]) -> None:
     """Let processes that are started from here on have ``os.environ``, and what ``more`` gives of their variables besides."""
     _install_popen(patches, more)
+    _install_cores(patches)
 
     def telling(start: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(start)
         def started(*args: Any, **kwargs: Any) -> Any:
-            with _told({**os.environ, **more(dict(os.environ))}):
+            with _told({**os.environ, **more(dict(os.environ))}), on_all_cores():
                 return start(*args, **kwargs)
 
         return started
 
     for owner, name in ((os, "system"), (os, "execv"), (multiprocessing.util, "spawnv_passfds")):
         patches.set(owner, name, telling(getattr(owner, name)))
+
+
+def _install_cores(patches: Patches) -> None:
+    """Ranks that keep to one core have as many as the process has: for what they start, and for what they are asked."""
+    stock = getattr(os, "sched_getaffinity", None)
+    if stock is None:
+        return
+
+    @functools.wraps(stock)
+    def sched_getaffinity(pid: int, /) -> set[int]:
+        mine = cores() if pid == 0 else None
+        return stock(pid) if mine is None else mine
+
+    patches.set(os, "sched_getaffinity", sched_getaffinity)
 
 
 def _install_popen(patches: Patches, more: Callable[[Variables], Variables]) -> None:
@@ -62,7 +78,8 @@ def _install_popen(patches: Patches, more: Callable[[Variables], Variables]) -> 
             args = (*args[:_ENV], environ, *args[_ENV + 1 :])
         else:
             kwargs["env"] = environ
-        stock(self, *args, **kwargs)
+        with on_all_cores():
+            stock(self, *args, **kwargs)
 
     patches.set(subprocess.Popen, "__init__", start)
 

@@ -8,11 +8,13 @@ first is replaced: functions (``functions``), methods of tensors (``tensor_metho
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+from torch.utils._pytree import tree_leaves
 
 from kernbench.errors import KernbenchError
 from kernbench.simulation.memory.storages import DeviceMemory
@@ -23,8 +25,10 @@ from kernbench.simulation.values.assumptions import default_stand_in, fill
 from kernbench.torch_backend.features import sync_batch_norm
 from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.gpu.kernels import autocasting, fused_operators, program_kernels
+from kernbench.torch_backend.gpu.tensors.placement import block_of
 from kernbench.torch_backend.hollow.executor import HollowValues
 from kernbench.torch_backend.modes import plain_torch
+from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.operations.computing import ComputedValues, Executor
 from kernbench.torch_backend.operations.filling import Filling
 from kernbench.torch_backend.operations.flop_counts import FlopCounts
@@ -79,6 +83,17 @@ class HostDevices:
         """The running rank's device."""
         return self.of(self.simulation.hosts.current())
 
+    def lose(self, device: RankDevice) -> None:
+        """In a process that a rank has forked: its GPU is not there, nor is what it has in that GPU's memory."""
+        device.lost = _BAD_FORK
+
+        def refuse(call: OperatorCall) -> None:
+            if any(isinstance(each, torch.Tensor) and block_of(each) for each in tree_leaves((call.args, call.kwargs))):
+                device.require()
+
+        self._stages.computing = (*self._stages.computing, refuse)
+        device.host.detours += 1
+
     def recorder_of(self, rank: int) -> Recorder:
         """A recorder of one rank."""
         device = self.of(self.simulation.hosts.of_rank[rank])
@@ -116,6 +131,12 @@ def _listeners(simulation: Simulation) -> Iterator[Listener]:
         yield Filling(simulation.fill_uninitialized)
 
 
+_BAD_FORK = (
+    "Cannot re-initialize CUDA in forked subprocess. To use CUDA with multiprocessing, "
+    "you must use the 'spawn' start method"
+)
+"""torch's words."""
+
 ENDED = "simulated GPUs exist while ranks run, and they have ended"
 
 _allocating: list[Devices] = []
@@ -139,6 +160,14 @@ def compares_devices() -> bool:
     """Whether operands on several devices are refused where the program is now: not in what a kernel computes with."""
     device = current_device()
     return device is not None and not device.inside_operation
+
+
+def _lose() -> None:
+    if _allocating:
+        _allocating[-1].lose()
+
+
+os.register_at_fork(after_in_child=_lose)
 
 
 def current_index() -> int | None:
@@ -245,6 +274,13 @@ class Devices:
         return self.mine().on_device(tensor, device)
 
     # -- life --------------------------------------------------------------------------------------------------------
+
+    def lose(self) -> None:
+        """In a process that has been forked: a GPU that the rank has used by then is not there."""
+        device = self.current() if self._hosts is not None else None
+        if device is not None and device.host.rank is not None and device.host.uses_gpu:
+            assert self._hosts is not None
+            self._hosts.lose(device)
 
     def bind(self, hosts: HostDevices) -> None:
         """Answer for the GPUs of a simulation."""

@@ -50,6 +50,7 @@ class RankDevice:
         cold_events: events to come until it is warm again.
         helpers_at: the position of the program at which C++ has made tensors of nothing; None: it is past that.
         chosen: whether the program has said which GPU ``cuda`` is, or what it is on hardware has been remarked.
+        lost: why the process cannot use its GPUs any more, in the driver's words; empty: it can.
     """
 
     def __init__(self, simulation: Simulation, host: Host) -> None:
@@ -66,6 +67,7 @@ class RankDevice:
         self.cold_events = 0
         self.helpers_at: int | None = None
         self.chosen = host.rank is None
+        self.lost = ""
         self._first = 0
         self._hidden = ""  # the variables that pick the GPUs which the program sees
         self.generators = DeviceGenerators(host.generator, lambda: self.index)
@@ -123,9 +125,15 @@ class RankDevice:
 
         Raises RuntimeError if it sees none, as torch does.
         """
+        self.require()
         if not self.visible:
             raise RuntimeError(f"No CUDA GPUs are available: {self._hidden} hides all of the node's")
         return self.index_of(self.host.sip)
+
+    def require(self) -> None:
+        """Raise RuntimeError if the process has lost its GPUs."""
+        if self.lost:
+            raise RuntimeError(self.lost)
 
     def index_of(self, sip: int) -> int:
         """The number of a SIP, on the rank's own node or of those that it sees.
@@ -182,6 +190,7 @@ class RankDevice:
     @property
     def memory(self) -> DeviceMemory:
         """Memory of that SIP."""
+        self.require()
         self.visible  # noqa: B018  (which one that is is settled by the first use)
         return self.simulation.storages.memory(self.host.sip)
 
@@ -210,7 +219,8 @@ class RankDevice:
         return self.visible[number] if number < len(self.visible) else self.simulation.sips[number]
 
     def number(self, device: Any = None) -> int:
-        """Index of a device given as an index, a string, a ``torch.device`` or None."""
+        """Index of a device given as an index, a string, a ``torch.device`` or None. Raises RuntimeError if there is none."""
+        self.require()
         if isinstance(device, int):
             index: int | None = device
         elif device is None:

@@ -46,10 +46,16 @@ def is_available() -> bool:
     return mine is None or bool(mine.visible)
 
 
+def is_in_bad_fork() -> bool:
+    """Whether the process was forked by a rank that had used its GPU by then. A rank that was forked as one has its GPU."""
+    mine = current_device()
+    return mine is not None and bool(mine.lost)
+
+
 def start() -> None:
     """``torch.cuda.init``. Raises RuntimeError if the program sees no GPU."""
     mine = current_device()
-    if mine is not None and not mine.visible:
+    if mine is not None and (mine.lost or not mine.visible):
         mine.number()
 
 
@@ -256,7 +262,7 @@ CUDA: dict[str, Any] = each_its_own({
     "_maybe_exchange_device": exchange_device,
     "synchronize": synchronize,
     "ipc_collect": nothing,
-    "_is_in_bad_fork": never,  # a rank that was forked has its GPU, whatever builds for CUDA think of forks
+    "_is_in_bad_fork": is_in_bad_fork,
     "get_device_name": get_device_name,
     "get_device_capability": get_device_capability,
     "get_device_properties": get_device_properties,
