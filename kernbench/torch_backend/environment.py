@@ -19,7 +19,7 @@ import torch.distributed.distributed_c10d
 
 from kernbench.stand_ins import nvidia_smi
 from kernbench.torch_backend.compiled import described_gpu
-from kernbench.torch_backend.features import checkpoint_files, compiling, file_times
+from kernbench.torch_backend.features import checkpoint_files, compiling, file_times, saved_devices
 from kernbench.torch_backend.gpu.device.devices import HostDevices
 from kernbench.torch_backend.gpu.memory import replaced_data
 from kernbench.torch_backend.gpu.tensors import pinning
@@ -131,6 +131,7 @@ class Environment:
             if not self._alone:
                 self._told_no_more = ends_of_all.install(self._patches, self._host_devices.simulation)
             checkpoint_files.install(self._patches, self._host_devices.simulation)
+            saved_devices.install(self._patches)
             file_times.install(self._patches, self._host_devices.simulation)
             nvml.install(self._patches)
             if not self._host_devices.simulation.engine.enable_data:

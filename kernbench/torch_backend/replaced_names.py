@@ -26,6 +26,7 @@ from kernbench.torch_backend.gpu.memory import memory_names, memory_owners
 from kernbench.torch_backend.gpu.names import (
     cuda_names,
     host_results,
+    storages,
     tensor_methods,
     torch_classes,
     torch_functions,
@@ -172,7 +173,7 @@ class ReplacedNames:
         timed_statements.install(names, self._running, self._remark)
         self.futures.install(names)
         for module in (
-            cuda_names, memory_names, memory_owners, torch_classes, torch_functions, fused_operators,
+            cuda_names, memory_names, memory_owners, torch_classes, torch_functions, storages, fused_operators,
             fused_attention, tensor_methods, profiling, host_results,
             triton_benchmarks,
         ):  # fmt: skip

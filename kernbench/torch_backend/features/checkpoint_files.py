@@ -1,4 +1,4 @@
-"""``torch.save`` and ``torch.load`` of tensors whose values are not computed.
+"""``torch.save`` and ``torch.load``: copies from GPUs, and tensors whose values are not computed.
 
 A checkpoint of a large model would be gigabytes of nothing. A storage without values gets a record of its size and no bytes
 (as with ``torch.serialization.skip_data``: the file is sparse), and an entry in a record of the names of all such storages.
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from kernbench.errors import KernbenchError
-from kernbench.simulation.memory.storages import NOTE, Stored
+from kernbench.simulation.memory.storages import NOTE, Block, Stored
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.hollow.shapes import Described, allocate
 from kernbench.torch_backend.patches import Patches
@@ -44,10 +44,12 @@ RELIES_ON = (
 
 
 class _Writer:
-    """A zip file to which storages without values are written as their sizes."""
+    """A zip file to which storages are written: those of GPUs are copied to the host first, those without values are their
+    sizes."""
 
-    def __init__(self, file: Any) -> None:
+    def __init__(self, file: Any, to_host: Callable[[int, int], object]) -> None:
         self._file = file
+        self._to_host = to_host
         self.unknown: dict[str, int] = {}
 
     def __getattr__(self, name: str) -> Any:
@@ -55,6 +57,8 @@ class _Writer:
 
     def write_record(self, name: str, data: Any, size: int) -> None:
         stored: Stored | None = getattr(data, NOTE, None)
+        if isinstance(stored, Block):
+            self._to_host(stored.memory.sip, size)
         if stored is None or not stored.hollow:
             self._file.write_record(name, data, size)
             return
@@ -93,7 +97,7 @@ def install(patches: Patches, simulation: Simulation) -> None:
         return tensor
 
     def saving(obj: Any, zip_file: Any, *args: Any, **kwargs: Any) -> Any:
-        writer = _Writer(zip_file)
+        writer = _Writer(zip_file, simulation.host_reads.to_host)
         result = save(obj, writer, *args, **kwargs)
         if writer.unknown:
             names = json.dumps(sorted(writer.unknown)).encode()

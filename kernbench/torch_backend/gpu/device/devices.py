@@ -14,10 +14,10 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from kernbench.errors import KernbenchError
 from kernbench.simulation.memory.storages import DeviceMemory
+from kernbench.simulation.memory.tensor_queries import listed_tensors
 from kernbench.simulation.ranks.hosts import Host
 from kernbench.simulation.ranks.listeners import Listener, Stages
 from kernbench.simulation.simulation import Simulation
@@ -88,7 +88,7 @@ class HostDevices:
         device.lost = _BAD_FORK
 
         def refuse(call: OperatorCall) -> None:
-            if any(isinstance(each, torch.Tensor) and block_of(each) for each in tree_leaves((call.args, call.kwargs))):
+            if any(map(block_of, listed_tensors((*call.args, *call.kwargs.values())))):
                 device.require()
 
         self._stages.computing = (*self._stages.computing, refuse)

@@ -269,11 +269,15 @@ class RankDevice:
                 simulation.hooks.host_read(outputs[0], "cpu")
             simulation.host_reads.to_host(self.host.sip, nbytes, waits=waits, pinned=is_pinned(outputs[0]))
             return
-        share = 1.0 if source is not None and is_pinned(source) else simulation.topology.device.host_link.pageable
-        route = simulation.topology.host_route(self.host.sip, "h2d")
-        self.enqueue("host to device", copy_cost(route, nbytes, share=share))
+        self.copy_from_host(nbytes, pinned=source is not None and is_pinned(source), waits=waits)
+
+    def copy_from_host(self, nbytes: int, *, pinned: bool = False, waits: bool = True) -> None:
+        """A copy of so many bytes of the host's memory, for which the host waits or not."""
+        topology = self.simulation.topology
+        share = 1.0 if pinned else topology.device.host_link.pageable
+        self.enqueue("host to device", copy_cost(topology.host_route(self.host.sip, "h2d"), nbytes, share=share))
         if waits and self.host.capture is None:
-            simulation.host_reads.finish_stream(self.host.stream)
+            self.simulation.host_reads.finish_stream(self.host.stream)
 
     def peer_copy(self, outputs: Sequence[torch.Tensor], source: DeviceMemory, target: DeviceMemory) -> None:
         """A copy from one SIP's memory to another's, on the links between them; it is on the rank's stream."""

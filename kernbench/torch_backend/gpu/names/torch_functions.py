@@ -1,5 +1,5 @@
 """Functions of torch that would ask a CUDA runtime, or could not put their result on a simulated GPU: factories,
-``torch.load``, ``Module.to``, ``torch.autocast``."""
+``Module.to``, ``torch.autocast``."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch
 from torch.jit import _builtins, _recursive
 
 from kernbench.simulation.values.known_values import keep
-from kernbench.torch_backend.gpu.device.devices import bound_devices, current_device
+from kernbench.torch_backend.gpu.device.devices import bound_devices
 from kernbench.torch_backend.gpu.names.torch_classes import default_device
 from kernbench.torch_backend.gpu.tensors.pinning import pinned
-from kernbench.torch_backend.gpu.tensors.placement import block_of, is_described, place_storage
+from kernbench.torch_backend.gpu.tensors.placement import block_of, is_described
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -35,7 +35,7 @@ _NEST = ("nested_tensor", "as_nested_tensor")
 
 
 RELIES_ON = (
-    Reliance("torch", "programs make tensors with these on a simulated GPU", has=(*_HAVE_NO_KERNEL, *_TAKE_AN_INDEX, "load")),
+    Reliance("torch", "programs make tensors with these on a simulated GPU", has=(*_HAVE_NO_KERNEL, *_TAKE_AN_INDEX)),
     Reliance("torch.Tensor", "and with these methods", has=_METHODS_THAT_TAKE_AN_INDEX),
     Reliance("torch._C._nn._parse_to", "`Module.to(3)` means a GPU", looked_up_by=("torch.nn.Module.to",)),
     Reliance("torch._C._len_torch_function_stack", "whether there may be a default device"),
@@ -51,7 +51,6 @@ RELIES_ON = (
     Reliance("torch.jit._builtins._find_builtin", "TorchScript knows the functions by what they are", parameters=("fn",)),
     Reliance("torch.jit._recursive._find_builtin", "and looks them up here, too", parameters=("fn",)),
     Reliance("torch.nested", "and nested ones with these", has=_NEST),
-    Reliance("torch.load", "`map_location` may name a simulated GPU", parameters=("f", "map_location")),
 )  # fmt: skip
 
 
@@ -69,7 +68,6 @@ def install(patches: Patches) -> None:
     patches.set(autocast, "__init__", _autocast_init(autocast.__init__))
     patches.set(autocast, "__enter__", _autocast_enter(autocast.__enter__))
     patches.set(autocast, "__exit__", _autocast_exit(autocast.__exit__))
-    patches.set(torch, "load", _loads(torch.load))
     for name in _NEST:
         patches.set(torch.nested, name, _nests(getattr(torch.nested, name)))
     patches.set(torch, "_use_cudnn_rnn_flatten_weight", lambda: False)
@@ -108,28 +106,6 @@ def _places_result(stock: Callable[..., Any]) -> Callable[..., Any]:
         return mine.on_device(tensor, device)
 
     return wrapped
-
-
-def _loads(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """``torch.load`` whose ``map_location`` may name a simulated GPU: what is loaded is on it then."""
-
-    @functools.wraps(stock)
-    def load(f: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
-        mine = current_device()
-        if mine is None or map_location is None or callable(map_location):
-            return stock(f, map_location, *args, **kwargs)
-
-        def put(storage: Any, location: str) -> Any:
-            wanted = map_location.get(location, location) if isinstance(map_location, dict) else map_location
-            if type(wanted) is not int and torch.device(wanted).type != "cuda":
-                return storage if torch.device(wanted).type == "cpu" else None
-            mine.host.uses_gpu = True
-            place_storage(storage, mine.memory_at(wanted))
-            return storage
-
-        return stock(f, put, *args, **kwargs)
-
-    return load
 
 
 def _nests(stock: Callable[..., Any]) -> Callable[..., Any]:
