@@ -70,6 +70,10 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
 
     def _sparse_all_reduce(self, tensor: torch.Tensor, opts: Any) -> Work:
         """Every member gets the coalesced sum: gather the entries, add them up in rank order."""
+        if self._library_for((tensor,)) in ("nccl", "rccl"):
+            raise RuntimeError(
+                "NCCL does not support all_reduce with sparse tensors. Please use dense tensors instead."  # torch's words
+            )
         if reduction_of(opts) is not ReduceOp.SUM:
             raise CallError("all_reduce of sparse tensors only supports sum")
         mine = tensor.detach().coalesce()

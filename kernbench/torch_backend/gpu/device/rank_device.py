@@ -21,7 +21,7 @@ from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.gpu.device.generators import DeviceGenerators
 from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus, settings, words
 from kernbench.torch_backend.gpu.tensors.pinning import is_pinned
-from kernbench.torch_backend.gpu.tensors.placement import block_of, place
+from kernbench.torch_backend.gpu.tensors.placement import block_of, components_of, place
 
 _UNPINNED = (
     "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is pinned. Please use "
@@ -261,7 +261,7 @@ class RankDevice:
         if self.host.capture is not None and memory is not None and (source is None or not is_pinned(source)):
             self.host.capture.broken = True
             raise RuntimeError(_UNPINNED)
-        nbytes = nbytes_of(outputs)
+        nbytes = nbytes_of(part for output in outputs for part in components_of(output) or (output,))
         for output in outputs:
             place(output, memory)
         if memory is None:
@@ -281,7 +281,7 @@ class RankDevice:
 
     def peer_copy(self, outputs: Sequence[torch.Tensor], source: DeviceMemory, target: DeviceMemory) -> None:
         """A copy from one SIP's memory to another's, on the links between them; it is on the rank's stream."""
-        nbytes = nbytes_of(outputs)
+        nbytes = nbytes_of(part for output in outputs for part in components_of(output) or (output,))
         route = self.simulation.topology.route(source.sip, target.sip)
         for output in outputs:
             place(output, target)

@@ -15,7 +15,7 @@ from kernbench.simulation.values.known_values import keep
 from kernbench.torch_backend.gpu.device.devices import bound_devices
 from kernbench.torch_backend.gpu.names.torch_classes import default_device
 from kernbench.torch_backend.gpu.tensors.pinning import pinned
-from kernbench.torch_backend.gpu.tensors.placement import block_of, is_described
+from kernbench.torch_backend.gpu.tensors.placement import block_of, components_of, is_described
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -35,6 +35,8 @@ _NEST = ("nested_tensor", "as_nested_tensor")
 
 
 RELIES_ON = (
+    Reliance("torch.from_dlpack", "programs call it by two names", looked_up_by=("torch.utils.dlpack",),
+             parameters=("ext_tensor", "device", "copy")),
     Reliance("torch", "programs make tensors with these on a simulated GPU", has=(*_HAVE_NO_KERNEL, *_TAKE_AN_INDEX)),
     Reliance("torch.Tensor", "and with these methods", has=_METHODS_THAT_TAKE_AN_INDEX),
     Reliance("torch._C._nn._parse_to", "`Module.to(3)` means a GPU", looked_up_by=("torch.nn.Module.to",)),
@@ -68,6 +70,9 @@ def install(patches: Patches) -> None:
     patches.set(autocast, "__init__", _autocast_init(autocast.__init__))
     patches.set(autocast, "__enter__", _autocast_enter(autocast.__enter__))
     patches.set(autocast, "__exit__", _autocast_exit(autocast.__exit__))
+    from_dlpack = _takes_tensors(torch.from_dlpack)
+    for module in (torch, torch.utils.dlpack):
+        patches.set(module, "from_dlpack", from_dlpack)
     for name in _NEST:
         patches.set(torch.nested, name, _nests(getattr(torch.nested, name)))
     patches.set(torch, "_use_cudnn_rnn_flatten_weight", lambda: False)
@@ -102,10 +107,27 @@ def _places_result(stock: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(args[0] if args else None, torch.Tensor) and block_of(tensor) is None:
             tensor = tensor.clone()
         mine = bound_devices()
-        keep(mine.simulation.storages, tensor)
+        for part in components_of(tensor) or (tensor,):
+            keep(mine.simulation.storages, part)
         return mine.on_device(tensor, device)
 
     return wrapped
+
+
+def _takes_tensors(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """``from_dlpack``, which of a tensor of torch gives that tensor's memory, wherever it is."""
+
+    @functools.wraps(stock)
+    def from_dlpack(ext_tensor: Any, *, device: Any = None, copy: bool | None = None) -> Any:
+        if not isinstance(ext_tensor, torch.Tensor) or block_of(ext_tensor) is None:
+            return stock(ext_tensor, device=device, copy=copy)
+        tensor = ext_tensor.detach()
+        there = tensor if device is None else tensor.to(device)
+        if copy is False and there is not tensor:
+            raise ValueError(f"cannot move to {device} without a copy, and copy=False")
+        return there.clone() if copy and there is tensor else there
+
+    return from_dlpack
 
 
 def _nests(stock: Callable[..., Any]) -> Callable[..., Any]:

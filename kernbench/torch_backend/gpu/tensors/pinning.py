@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from kernbench.simulation.memory.tensor_queries import storage_of
-from kernbench.torch_backend.gpu.tensors.placement import block_of
+from kernbench.torch_backend.gpu.tensors.placement import block_of, components_of
 from kernbench.torch_backend.relies_on import Reliance
 
 _PINNED = "_kernbench_pinned"
@@ -27,7 +27,9 @@ def pinned(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:
-    """``Tensor.is_pinned``."""
+    """``Tensor.is_pinned``; of a sparse tensor: whether what it consists of is."""
+    if parts := components_of(tensor):
+        return all(map(is_pinned, parts))
     return bool(getattr(storage_of(tensor), _PINNED, False)) or (bool(_registered) and _is_registered(tensor))
 
 

@@ -16,6 +16,7 @@ from kernbench.simulation.memory.storages import NOTE, Block, DeviceMemory, Stor
 from kernbench.simulation.memory.tensor_queries import storage_of
 from kernbench.simulation.order.shadow_memory import forget
 from kernbench.simulation.values.assumptions import mean_of
+from kernbench.torch_backend.modes import plain_torch
 from kernbench.torch_backend.relies_on import Reliance
 
 PLAIN = (torch.Tensor, torch.nn.Parameter)
@@ -56,7 +57,7 @@ def block_of(tensor: torch.Tensor) -> Block | None:
     try:
         stored = getattr(_storage(tensor), NOTE, None)
     except (NotImplementedError, RuntimeError):  # sparse tensors and tensors without memory have no storage
-        stored = getattr(tensor, NOTE, None)
+        stored = getattr(tensor, NOTE, None) or next(map(block_of, components_of(tensor)), None)
     if type(stored) is Block:
         return stored
     if type(tensor) not in PLAIN:
@@ -75,6 +76,23 @@ def wrapped_by(tensor: torch.Tensor) -> list[torch.Tensor]:
     flatten = getattr(type(tensor), "__tensor_flatten__", None)
     names = [] if flatten is None else flatten(tensor)[0]
     return [part for part in (getattr(tensor, name, None) for name in names) if isinstance(part, torch.Tensor)]
+
+
+def components_of(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """The indices and values that a sparse tensor of C++ consists of; none for others."""
+    names = _COMPONENTS.get(tensor.layout, ())
+    if not names:
+        return []
+    with plain_torch():
+        return [getattr(torch._C.TensorBase, name)(tensor) for name in names]
+
+
+_ROWS, _COLUMNS = ("crow_indices", "col_indices", "values"), ("ccol_indices", "row_indices", "values")
+_COMPONENTS = {
+    torch.sparse_coo: ("_indices", "_values"), torch.sparse_csr: _ROWS, torch.sparse_bsr: _ROWS, torch.sparse_csc: _COLUMNS,
+    torch.sparse_bsc: _COLUMNS,
+}  # fmt: skip
+"""Methods that give what is stored, by layout."""
 
 
 def stored_in(tensor: torch.Tensor) -> list[torch.Tensor]:
@@ -96,6 +114,8 @@ def place(tensor: torch.Tensor, memory: DeviceMemory | None) -> None:
         nbytes = storage.nbytes()
     except (NotImplementedError, RuntimeError):
         storage, nbytes = tensor, 0
+        for part in components_of(tensor):
+            place(part, memory)
     put(storage, nbytes, memory)
 
 
