@@ -89,7 +89,9 @@ class CompiledFinder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Of a compiled module."""
+        """Of a compiled module. Raises ModuleNotFoundError for one without which the package does."""
+        if fullname in self.stand_in.absent:
+            raise ModuleNotFoundError(f"{fullname} is compiled for CUDA, and has no stand-in", name=fullname)
         if self.stand_in.loaded and fullname.partition(".")[0] == self.name:
             watch_libraries()  # each time: libraries are imported with torch's own names in place
         if fullname in self.stand_in.around or fullname in self.stand_in.observed:

@@ -33,11 +33,14 @@ class StandIn:
             path (``"acme/_C*.so"``).
         bound: for each compiled module that gives functions, not operators (``pybind11``), a module of ours: its ``NAMES`` are
             those that a program imports, and its ``operators``, if there are any, are defined.
+        absent: compiled modules without which the package does, too: their import says that they are not there.
         needs: packages that the package's own Python imports and its wheel does not ask for.
         around: for a module of the package's Python that could not be executed without CUDA a reference to a context manager,
             which is given the module and within which it is executed.
         observed: for a module of the package a reference to a function, which is given the module when it has been imported:
             what tells the simulation of what the package does (:func:`kernbench.report_request`).
+        per_rank: whether each rank of ``kernbench run`` executes the package's Python for itself, although it has compiled
+            parts: it keeps in globals what belongs to a process.
     """
 
     name: str
@@ -47,8 +50,10 @@ class StandIn:
     loaded: Mapping[str, str] = field(default_factory=dict)
     bound: Mapping[str, str] = field(default_factory=dict)
     around: Mapping[str, str] = field(default_factory=dict)
+    absent: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     observed: Mapping[str, str] = field(default_factory=dict)
+    per_rank: bool = False
 
     @property
     def libraries(self) -> dict[str, str]:
@@ -97,7 +102,7 @@ SHIPPED = {
         }, observed={
             "vllm.v1.core.sched.scheduler": f"{_VLLM}.requests:observe",
             "vllm.v1.worker.gpu.sample.sampler": f"{_VLLM}.requests:observe_sampling",
-        }),
+        }, absent=("vllm.cumem_allocator",), per_rank=True),
     )
 }  # fmt: skip
 """Those that kernbench ships, by name."""
