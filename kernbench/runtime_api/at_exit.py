@@ -85,7 +85,9 @@ class AtExit:
     def program(self) -> Iterator[None]:
         """For the length of a block a program runs in this thread; at its end its tasks are done, the last one first."""
         me = threading.get_ident()
-        tasks, finalizers = self._tasks[me], self._finalizers[me] = [], []
+        tasks: list[_Task] = []
+        finalizers: list[Any] = []
+        self._tasks[me], self._finalizers[me] = tasks, finalizers
         try:
             try:
                 yield
@@ -95,6 +97,8 @@ class AtExit:
                 raise
             _do(tasks, finalizers)
         finally:
+            for each in finalizers:  # of a program that has failed
+                each.atexit = False
             del self._tasks[me], self._finalizers[me]
 
 

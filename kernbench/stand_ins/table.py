@@ -34,6 +34,8 @@ class StandIn:
         bound: for each compiled module that gives functions, not operators (``pybind11``), a module of ours: its ``NAMES`` are
             those that a program imports, and its ``operators``, if there are any, are defined.
         absent: compiled modules without which the package does, too: their import says that they are not there.
+        placed: for compiled modules that the package loads from files of its own choice, and imports where that fails, the
+            file in the package's folder which says their schemas.
         needs: packages that the package's own Python imports and its wheel does not ask for.
         around: for a module of the package's Python that could not be executed without CUDA a reference to a context manager,
             which is given the module and within which it is executed.
@@ -51,6 +53,7 @@ class StandIn:
     bound: Mapping[str, str] = field(default_factory=dict)
     around: Mapping[str, str] = field(default_factory=dict)
     absent: tuple[str, ...] = ()
+    placed: Mapping[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     observed: Mapping[str, str] = field(default_factory=dict)
     per_rank: bool = False
@@ -73,6 +76,7 @@ class StandIn:
 
 
 _APEX = "kernbench.compiled_operators.apex"
+_SGLANG = "kernbench.compiled_operators.sgl_kernel"
 _TE = "kernbench.compiled_operators.transformer_engine"
 _VLLM = "kernbench.compiled_operators.vllm"
 SHIPPED = {
@@ -85,6 +89,10 @@ SHIPPED = {
         StandIn("flash_attn", "2.8.3", folder=Path(__file__).with_name("flash_attn"), compiled={
             "flash_attn._kernels": "kernbench.compiled_operators.flash_attn:operators",
         }),
+        StandIn("sgl_kernel", "0.4.10", compiled={
+            "common_ops": f"{_SGLANG}:common", "sgl_kernel.flash_ops": f"{_SGLANG}:flash",
+            "sgl_kernel.flashmla_ops": f"{_SGLANG}:flash_mla", "sgl_kernel.spatial_ops": f"{_SGLANG}:spatial",
+        }, placed={"common_ops": "sm90/common_ops.abi3.so"}),
         StandIn("torchvision", "0.29.1", loaded={
             "torchvision/_C*.so": "kernbench.compiled_operators.torchvision:operators",
             "torchvision/image*.so": "kernbench.compiled_operators.torchvision:images",

@@ -186,7 +186,7 @@ class ReplacedNames:
         operator_libraries.install(
             names, lambda: self.generators.resident, self._own_modules, self._running, self._remark
         )
-        operator_registrations.install(names, lambda: self.generators.resident)
+        operator_registrations.install(names, lambda: self.generators.resident, self._own_modules)
 
     def _replace_distributed(self, names: Patches) -> None:
         names.set(c10d, "_new_process_group_helper", make_helper(self._maker, c10d._new_process_group_helper))

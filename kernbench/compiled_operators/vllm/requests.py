@@ -45,19 +45,23 @@ def observe_sampling(module: ModuleType) -> None:
     def sample(self: Any, logits: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         found = method(self, logits, batch, *args, **kwargs)
         whole = batch.num_computed_tokens_np + batch.num_scheduled_tokens >= batch.prefill_len_np
-        simulation = current_simulation()
-        if simulation is not None and not simulation.engine.enable_data:
-            with simulation.hosts.current().as_one():
-                counts = torch.from_numpy(whole[: len(found.num_sampled)].astype("int64"))
-                state(simulation.storages, found.num_sampled, counts.to(found.num_sampled.dtype))
+        _state(found.num_sampled, torch.from_numpy(whole[: len(found.num_sampled)].astype("int64")))
         return found
 
     sampler.__call__ = sample
 
 
+def _state(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """In a simulation without data: these are a tensor's values."""
+    simulation = current_simulation()
+    if simulation is not None and not simulation.engine.enable_data:
+        with simulation.hosts.current().as_one():
+            state(simulation.storages, tensor, values.to(tensor.dtype))
+
+
 def _repeats(scheduler: Any) -> bool:
     """Whether another rank's engine tells of the same requests."""
-    parallel = getattr(getattr(scheduler, "vllm_config", None), "parallel_config", None)
+    parallel: Any = getattr(getattr(scheduler, "vllm_config", None), "parallel_config", None)
     if getattr(parallel, "distributed_executor_backend", None) != "external_launcher":
         return False
     return bool(int(os.environ.get("RANK", "0")) % max(parallel.world_size, 1))

@@ -7,7 +7,7 @@ the rank, until something is enqueued on it. Time is virtual.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -114,7 +114,7 @@ class StreamContext:
         torch.cuda.set_stream(self.stream)
 
     def __exit__(self, *exc: Any) -> None:
-        torch.cuda.set_stream(self._before)
+        torch.cuda.set_stream(cast(Any, self._before))
 
 
 class Event:
