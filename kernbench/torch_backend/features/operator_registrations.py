@@ -23,7 +23,7 @@ from kernbench.torch_backend.relies_on import Reliance
 
 RELIES_ON = (
     Reliance("torch._library.simple_registry.GenericTorchDispatchRuleHolder", "rules of modes by class, one each",
-             has=("register", "find", "qualname")),
+             has=("register", "find")),
     Reliance("torch._library.utils.RegistrationHandle", "takes a registration back", has=("destroy",)),
     Reliance("torch._C._register_opaque_type", "is called with the name of a class, and refuses one that it has",
              looked_up_by=("torch._library.opaque_object.register_opaque_type",), since="2.10"),
