@@ -31,7 +31,7 @@ from kernbench.scheduler.host_effects import settled_heap
 from kernbench.scheduler.interruption import Interrupted, ending_signals
 from kernbench.scheduler.standstill import VARIABLE as HANG_AFTER
 from kernbench.scheduler.tracebacks import VARIABLE as TRACEBACK
-from kernbench.stand_ins import remarks, standing_in
+from kernbench.stand_ins import of_each_rank, remarks, standing_in
 from kernbench.standard_output import require_output
 from kernbench.topology import resolve_topology
 from kernbench.torch_backend import relies_on
@@ -177,7 +177,7 @@ def run(
                 ctx.simulation.scheduler.on_first_failure = failures.first
                 launcher.run_ranks(
                     ctx, compiled, nproc_per_node=per_node, nnodes=nnodes, prefix=prefix,
-                    per_rank_modules=per_rank_modules, variables=variables, isolation=isolation,
+                    per_rank_modules=(*per_rank_modules, *of_each_rank(stand_ins)), variables=variables, isolation=isolation,
                 )  # fmt: skip
         except SpawnException as error:
             errors = failures.all(error)

@@ -53,7 +53,7 @@ def main() -> None:
     dated = time.time() - begin
     while coming or engine.has_unfinished_requests():
         now = time.perf_counter() - begin
-        if world > 1:  # all ranks must take the same requests before the same step
+        if world > 1 and coming:  # all ranks must take the same requests before the same step
             said = [now]
             dist.broadcast_object_list(said, 0, group=_of_hosts())
             now = said[0]

@@ -1,12 +1,16 @@
-"""What programs leave to their end (``atexit``): each rank's is done at the end of its program, while it is a rank."""
+"""What programs leave to their end (``atexit``, ``weakref.finalize``): each rank's is done at the end of its program, while it
+is a rank."""
 
 from __future__ import annotations
 
 import atexit
+import functools
+import inspect
 import os
 import sys
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import CodeType
@@ -21,6 +25,9 @@ from kernbench.torch_backend.patches import Patches
 
 _BESIDE_TORCH = os.path.dirname(os.path.dirname(torch.__file__))
 _TORCHS = tuple(os.path.join(_BESIDE_TORCH, name, "") for name in ("torch", "triton"))
+
+_PRUNED = 256
+"""Of so many finalizers, and twice as many each time, those that are done are forgotten."""
 
 _Task = tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]
 
@@ -38,12 +45,27 @@ class AtExit:
     def __init__(self, aborting: Callable[[], bool]) -> None:
         self._aborting = aborting
         self._tasks: dict[int, list[_Task]] = {}
+        self._finalizers: dict[int, list[Any]] = {}
         self._register, self._unregister = atexit.register, atexit.unregister
 
     def install(self, patches: Patches) -> None:
-        """Have ``atexit`` ask here."""
+        """Have ``atexit`` ask here, and ``weakref.finalize`` tell."""
         patches.set(atexit, "register", self.register)
         patches.set(atexit, "unregister", self.unregister)
+        patches.set(weakref.finalize, "__init__", self._finalizes(weakref.finalize.__init__))
+
+    def _finalizes(self, stock: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(stock)
+        def init(finalizer: Any, obj: Any, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
+            stock(finalizer, obj, func, *args, **kwargs)
+            mine = self._finalizers.get(threading.get_ident())
+            if mine is None or _is_process_wide(func):
+                return
+            if len(mine) >= _PRUNED and len(mine).bit_count() == 1:
+                mine[:] = [each for each in mine if each.alive]
+            mine.append(finalizer)
+
+        return init
 
     def register(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[..., Any]:
         """``atexit.register``."""
@@ -62,17 +84,22 @@ class AtExit:
     @contextmanager
     def program(self) -> Iterator[None]:
         """For the length of a block a program runs in this thread; at its end its tasks are done, the last one first."""
-        tasks = self._tasks[threading.get_ident()] = []
+        me = threading.get_ident()
+        tasks: list[_Task] = []
+        finalizers: list[Any] = []
+        self._tasks[me], self._finalizers[me] = tasks, finalizers
         try:
             try:
                 yield
             except SystemExit:
                 if not self._aborting():
-                    _do(tasks)
+                    _do(tasks, finalizers)
                 raise
-            _do(tasks)
+            _do(tasks, finalizers)
         finally:
-            del self._tasks[threading.get_ident()]
+            for each in finalizers:  # of a program that has failed
+                each.atexit = False
+            del self._tasks[me], self._finalizers[me]
 
 
 def _is_programs(code: CodeType) -> bool:
@@ -83,8 +110,16 @@ def _is_programs(code: CodeType) -> bool:
     return code.co_name != "<module>" or not is_installed(file)
 
 
-def _do(tasks: list[_Task]) -> None:
-    """As Python does: what a task raises is shown, and the others are done."""
+def _is_process_wide(func: Callable[..., Any]) -> bool:
+    """Whether a finalizer's function is torch's or ours, and what it ends may be all ranks'."""
+    code = getattr(inspect.unwrap(getattr(func, "__func__", func)), "__code__", None)
+    return code is None or is_own(code.co_filename) or code.co_filename.startswith(_TORCHS)
+
+
+def _do(tasks: list[_Task], finalizers: list[Any]) -> None:
+    """As Python does: what a task raises is shown, and the others are done. Finalizers, which are a task of their own, come
+    after those."""
+    tasks[:0] = [(each, (), {}) for each in finalizers if each.alive and each.atexit]
     while tasks:
         func, args, kwargs = tasks.pop()
         try:

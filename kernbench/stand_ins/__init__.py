@@ -31,7 +31,8 @@ from kernbench.stand_ins.finders import (
 from kernbench.stand_ins.table import StandIn, all_of_them, find, names
 
 __all__ = [
-    "AUTO", "TOLD", "StandIn", "loads_libraries", "needs_cuda", "remarks", "stand_in_as_told", "stand_in_for", "standing_in",
+    "AUTO", "TOLD", "StandIn", "loads_libraries", "needs_cuda", "of_each_rank", "remarks", "stand_in_as_told", "stand_in_for",
+    "standing_in",
 ]  # fmt: skip
 
 AUTO = "auto"
@@ -113,6 +114,13 @@ def stand_in_as_told(told: str) -> None:
         stand_in = None if name == AUTO else find(name)
         if name == AUTO or (stand_in is not None and (stand_in.folder is None or not _is_installed(stand_in.name))):
             _insert(_finders(stand_in))
+
+
+def of_each_rank(wanted: Iterable[str]) -> list[str]:
+    """The packages, of those that :func:`standing_in` is asked for, whose Python each rank executes for itself."""
+    wanted = list(wanted)
+    found = all_of_them() if AUTO in wanted else filter(None, map(find, wanted))
+    return sorted({each.name for each in found if each.per_rank})
 
 
 def remarks() -> list[str]:

@@ -89,7 +89,9 @@ class CompiledFinder:
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Of a compiled module."""
+        """Of a compiled module. Raises ModuleNotFoundError for one without which the package does."""
+        if fullname in self.stand_in.absent:
+            raise ModuleNotFoundError(f"{fullname} is compiled for CUDA, and has no stand-in", name=fullname)
         if self.stand_in.loaded and fullname.partition(".")[0] == self.name:
             watch_libraries()  # each time: libraries are imported with torch's own names in place
         if fullname in self.stand_in.around or fullname in self.stand_in.observed:
@@ -176,6 +178,11 @@ class _OperatorsLoader(Loader):
             self._there.loader.exec_module(module)
             return
         library = None if self._there is None or self._there.origin is None else Path(self._there.origin)
+        if library is None and (place := self._stand_in.placed.get(module.__name__)) is not None:
+            package = importlib.util.find_spec(self._stand_in.name)
+            folders = () if package is None else package.submodule_search_locations or ()
+            library = next((Path(folder, place) for folder in folders), None)
+        module.__file__ = str(library or module.__name__)  # a compiled module has one, and loaders print it
         define(self._stand_in, self._reference, library)
 
 

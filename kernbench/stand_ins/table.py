@@ -33,11 +33,16 @@ class StandIn:
             path (``"acme/_C*.so"``).
         bound: for each compiled module that gives functions, not operators (``pybind11``), a module of ours: its ``NAMES`` are
             those that a program imports, and its ``operators``, if there are any, are defined.
+        absent: compiled modules without which the package does, too: their import says that they are not there.
+        placed: for compiled modules that the package loads from files of its own choice, and imports where that fails, the
+            file in the package's folder which says their schemas.
         needs: packages that the package's own Python imports and its wheel does not ask for.
         around: for a module of the package's Python that could not be executed without CUDA a reference to a context manager,
             which is given the module and within which it is executed.
         observed: for a module of the package a reference to a function, which is given the module when it has been imported:
             what tells the simulation of what the package does (:func:`kernbench.report_request`).
+        per_rank: whether each rank of ``kernbench run`` executes the package's Python for itself, although it has compiled
+            parts: it keeps in globals what belongs to a process.
     """
 
     name: str
@@ -47,8 +52,11 @@ class StandIn:
     loaded: Mapping[str, str] = field(default_factory=dict)
     bound: Mapping[str, str] = field(default_factory=dict)
     around: Mapping[str, str] = field(default_factory=dict)
+    absent: tuple[str, ...] = ()
+    placed: Mapping[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
     observed: Mapping[str, str] = field(default_factory=dict)
+    per_rank: bool = False
 
     @property
     def libraries(self) -> dict[str, str]:
@@ -68,6 +76,7 @@ class StandIn:
 
 
 _APEX = "kernbench.compiled_operators.apex"
+_SGLANG = "kernbench.compiled_operators.sgl_kernel"
 _TE = "kernbench.compiled_operators.transformer_engine"
 _VLLM = "kernbench.compiled_operators.vllm"
 SHIPPED = {
@@ -80,6 +89,10 @@ SHIPPED = {
         StandIn("flash_attn", "2.8.3", folder=Path(__file__).with_name("flash_attn"), compiled={
             "flash_attn._kernels": "kernbench.compiled_operators.flash_attn:operators",
         }),
+        StandIn("sgl_kernel", "0.4.10", compiled={
+            "common_ops": f"{_SGLANG}:common", "sgl_kernel.flash_ops": f"{_SGLANG}:flash",
+            "sgl_kernel.flashmla_ops": f"{_SGLANG}:flash_mla", "sgl_kernel.spatial_ops": f"{_SGLANG}:spatial",
+        }, placed={"common_ops": "sm90/common_ops.abi3.so"}),
         StandIn("torchvision", "0.29.1", loaded={
             "torchvision/_C*.so": "kernbench.compiled_operators.torchvision:operators",
             "torchvision/image*.so": "kernbench.compiled_operators.torchvision:images",
@@ -97,7 +110,7 @@ SHIPPED = {
         }, observed={
             "vllm.v1.core.sched.scheduler": f"{_VLLM}.requests:observe",
             "vllm.v1.worker.gpu.sample.sampler": f"{_VLLM}.requests:observe_sampling",
-        }),
+        }, absent=("vllm.cumem_allocator",), per_rank=True),
     )
 }  # fmt: skip
 """Those that kernbench ships, by name."""

@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.distributed.distributed_c10d
 
 from kernbench.torch_backend.compiled import described_gpu, graphs
-from kernbench.torch_backend.features import operator_libraries
+from kernbench.torch_backend.features import operator_libraries, operator_registrations
 from kernbench.torch_backend.gpu.device.devices import Devices, HostDevices, compares_devices
 from kernbench.torch_backend.gpu.kernels import fused_attention, fused_operators
 from kernbench.torch_backend.gpu.memory import memory_names, memory_owners
@@ -187,6 +187,7 @@ class ReplacedNames:
         operator_libraries.install(
             names, lambda: self.generators.resident, self._own_modules, self._running, self._remark
         )
+        operator_registrations.install(names, lambda: self.generators.resident, self._own_modules)
 
     def _replace_distributed(self, names: Patches) -> None:
         names.set(c10d, "_new_process_group_helper", make_helper(self._maker, c10d._new_process_group_helper))

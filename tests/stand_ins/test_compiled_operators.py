@@ -16,6 +16,7 @@ from click.testing import CliRunner
 
 import kernbench
 from kernbench.advice import advice_for
+from kernbench.commands.run import command as run_command
 from kernbench.commands.stand_ins import command
 from kernbench.compiled_operators import Operators
 from kernbench.compiled_operators.schemas import namespaces_of, namespaces_used, schemas_in
@@ -305,3 +306,33 @@ def test_what_to_do_without_the_package_and_without_its_stand_in() -> None:
     with pytest.raises(RuntimeError) as failed:
         exec(compile("raise RuntimeError('cudnn shared object not found.')", place, "exec"))
     assert "--stand-in transformer_engine" in str(advice_for(failed.value))
+
+
+@pytest.mark.parametrize("per_rank", [True, False])
+def test_each_rank_executes_the_python_of_a_package_that_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, per_rank: bool
+) -> None:
+    """Although it has compiled parts, without one of which it does."""
+    name = f"kernbench_test_own_{per_rank}".lower()
+    folder = tmp_path / name
+    folder.mkdir()
+    (folder / "compiled.so").write_bytes(b"")
+    (tmp_path / f"{name}-1.0.dist-info").mkdir()  # it is installed
+    (folder / "__init__.py").write_text(
+        f"groups = {{}}\ntry:\n    import {name}.extra\nexcept ModuleNotFoundError as error:\n    said = str(error)\n"
+    )
+    (tmp_path / f"{name}_stand_in.py").write_text(
+        "from kernbench.stand_ins import StandIn\n"
+        f"stand_in = StandIn({name!r}, '1.0', bound={{'none': 'none'}}, absent=('{name}.extra',), per_rank={per_rank})\n"
+    )
+    (tmp_path / "program.py").write_text(
+        f"import json\nimport torch.distributed as dist\nimport {name} as own\ndist.init_process_group('gloo')\n"
+        "own.groups[dist.get_rank()] = 1\ndist.barrier()\nprint(json.dumps([sorted(own.groups), own.said]))\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    options = ["--no-summary", "--nproc-per-node", "2", "--stand-in", f"{tmp_path}/{name}_stand_in.py:stand_in"]
+    ran = CliRunner().invoke(run_command, [*options, str(tmp_path / "program.py")])
+    assert ran.exit_code == 0, ran.output
+    said = f"{name}.extra is compiled for CUDA, and has no stand-in"
+    lines = sorted(line for line in ran.stdout.splitlines() if line.startswith("[rank"))
+    assert lines == [f'[rank{rank}] [{[rank] if per_rank else [0, 1]}, "{said}"]' for rank in range(2)]

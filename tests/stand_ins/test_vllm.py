@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import math
+import os
 import re
 import time
 from types import SimpleNamespace
@@ -40,6 +41,8 @@ reshape_and_cache(Tensor key, Tensor value, Tensor! key_cache, Tensor! value_cac
   kv_cache_dtype, Tensor k_scale, Tensor v_scale, bool interleaved_v=False) -> ()
 reshape_and_cache_flash(Tensor key, Tensor value, Tensor! key_cache, Tensor! value_cache, Tensor slot_mapping, str
   kv_cache_dtype, Tensor k_scale, Tensor v_scale) -> ()
+vocab_parallel_embedding(Tensor! out, Tensor input_ids, Tensor weight, int org_vocab_start_index, int
+  org_vocab_end_index, int num_org_vocab_padding, int added_vocab_start_index, int added_vocab_end_index) -> ()
 get_max_shared_memory_per_block_device_attribute(int device_id) -> int
 cutlass_scaled_mm_supports_fp8(int cuda_device_capability) -> bool
 cutlass_scaled_mm(Tensor! out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor? bias) -> ()
@@ -185,6 +188,16 @@ def test_rotary_embedding(neox: bool, offset: int, inverse: bool, keyed: bool, d
     op("rotary_embedding")(positions, query, key, head, cache, neox, offset, inverse)
     for given, result in zip((query, key), wanted, strict=False):
         close(given, result)
+
+
+def test_a_ranks_part_of_the_embedding() -> None:
+    """Of tokens 8 to 11 of the vocabulary, two rows of padding, and the added tokens 20 and 21."""
+    table, ids = drawn(8, 3), torch.tensor([[8, 11, 20], [7, 12, 21]])
+    out = torch.empty(2, 3, 3)
+    op("vocab_parallel_embedding")(out, ids, table, 8, 12, 2, 20, 22)
+    rows = numbers(table)
+    zero = np.zeros(3)
+    close(out, [[rows[0], rows[3], rows[6]], [zero, zero, rows[7]]])
 
 
 @DTYPES
@@ -431,10 +444,13 @@ class FakeScheduler:
 
 
 def test_its_scheduler_tells_of_requests_and_steps() -> None:
-    observe(SimpleNamespace(Scheduler=FakeScheduler))  # type: ignore[arg-type]
+    class Observed(FakeScheduler):
+        pass
+
+    observe(SimpleNamespace(Scheduler=Observed))  # type: ignore[arg-type]
 
     def engine(rank: int) -> None:
-        scheduler = FakeScheduler()
+        scheduler = Observed()
         for name, length in (("a", 5), ("b", 7)):
             scheduler.add_request(SimpleNamespace(
                 request_id=name, num_prompt_tokens=length, num_output_tokens=0, arrival_time=time.time()
@@ -462,6 +478,35 @@ def test_its_scheduler_tells_of_requests_and_steps() -> None:
     ]  # fmt: skip
     assert [each.first_token for each in found.values()] == pytest.approx([0.25, 0.5], abs=1e-3)
     assert [each.arrived for each in found.values()] == pytest.approx([0.0, 0.0], abs=1e-3)
+
+
+def test_one_of_the_engines_that_do_the_same_tells() -> None:
+    """Each rank of an external launcher has an engine: that of the first of four ranks tells, and of the next four."""
+
+    class Repeated(FakeScheduler):
+        vllm_config = SimpleNamespace(
+            parallel_config=SimpleNamespace(distributed_executor_backend="external_launcher", world_size=4)
+        )
+
+    observe(SimpleNamespace(Scheduler=Repeated))  # type: ignore[arg-type]
+
+    def engine(rank: int) -> None:
+        os.environ["RANK"] = str(rank)
+        scheduler = Repeated()
+        asked = SimpleNamespace(
+            request_id=f"of {rank}", num_prompt_tokens=5, num_output_tokens=0, arrival_time=time.time()
+        )
+        scheduler.add_request(asked)
+        scheduler.update_from_output(
+            SimpleNamespace(num_scheduled_tokens={asked.request_id: 5}), {asked.request_id: [1]}
+        )
+
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(engine, nprocs=8)
+        result = serving_result(ctx.simulation.requests, 8)
+    assert result is not None
+    assert sorted(each.name for each in result.of_requests) == ["of 0", "of 4"]
+    assert result.steps == 2
 
 
 def test_the_second_runners_tokens_are_counted_without_data() -> None:

@@ -257,6 +257,22 @@ def test_programs_that_fill_what_is_free_keep_to_the_limit() -> None:
     assert after == (free - only.peak_reserved, total)
 
 
+@pytest.mark.parametrize("limit", ["off", "100GB"])
+def test_what_is_free_is_what_the_device_has_whatever_may_be_reserved(limit: str) -> None:
+    """So that an engine sizes its cache for the device also where it is to be known how much would be missing."""
+
+    def body() -> list[tuple[int, int]]:
+        told = [torch.cuda.mem_get_info()]
+        kept = fill(20 * GIB)
+        told.append(torch.cuda.mem_get_info())
+        kept += fill(65 * GIB)
+        return [*told, torch.cuda.mem_get_info()]
+
+    (((free, total), *after),), (only,), _ = run(body, limit=limit, enable_data=False)
+    assert (total, total - free) == (80998 * MIB, sum(only.overhead.values()))
+    assert after == [(free - 20 * GIB, total), (0, total)]
+
+
 def test_the_device_is_full_when_cuda_has_had_its_part() -> None:
     def body() -> tuple[int, int, str]:
         free, total = torch.cuda.mem_get_info()

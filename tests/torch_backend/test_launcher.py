@@ -503,3 +503,24 @@ def test_a_program_that_fails_leaves_nothing_to_its_end(run: Run) -> None:
     assert result.exit_code == 1
     assert "sum" not in result.output
     assert "KeyError: 'broken'" in result.output
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_finalizers_of_a_rank_are_called_at_its_end(run: Run, fails: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """While it has its GPU and its modules, and the newest first; of a rank that fails, never."""
+    source = (
+        "import json, sys, weakref\nimport torch\nimport torch.distributed as dist\n"
+        "class Engine: pass\nengines = [Engine() for _ in range(3)]\n"
+        "def end(number):\n    torch.accelerator.synchronize()\n"
+        "    print(json.dumps([number, dist.get_rank(), sys.modules['__main__'].__dict__ is globals()]))\n"
+        "dist.init_process_group('nccl')\n"
+        "kept = [weakref.finalize(each, end, number) for number, each in enumerate(engines)]\n"
+        "kept[1].atexit = False\nkept[2].detach()\nweakref.finalize(engines[2], end, 3)\n"
+        f"if {fails}: raise ValueError('why')\n"
+    )
+    result = run(source, "--system", "dgx_h100", "--nproc-per-node", "2", "--no-summary")
+    lines = [line for line in result.stdout.splitlines() if line.startswith("[rank")]
+    said = sorted(lines, key=lambda line: line[:7])
+    ranks = () if fails else (0, 1)
+    assert said == [f"[rank{rank}] [{number}, {rank}, true]" for rank in ranks for number in (3, 0)]
+    assert (result.exit_code != 0) is fails

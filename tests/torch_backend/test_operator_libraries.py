@@ -68,3 +68,31 @@ def test_what_torch_refuses_is_refused(ranks: Ranks) -> None:
         with pytest.raises(kernbench.SpawnException, match=message):
             ranks(body)
         gc.collect()
+
+
+def test_rules_of_modes_and_types_of_arguments(ranks: Ranks) -> None:
+    from torch._library.opaque_object import register_opaque_type
+    from torch._library.simple_registry import singleton
+
+    def body() -> tuple[int, str]:
+        rank = dist.get_rank()
+        rules = singleton.find("kernbench_test::ruled").torch_dispatch_rules
+        handle = rules.register(int, lambda: rank)
+        mine = type("Tag", (torch._opaque_base.OpaqueBase,), {"__module__": __name__})
+        register_opaque_type(mine, typ="reference")
+        dist.barrier()  # by now all have registered both
+        with pytest.raises(RuntimeError, match="already has a `__torch_dispatch__` rule"):
+            rules.register(int, lambda: -1)
+        with pytest.raises(RuntimeError, match="already registered"):
+            register_opaque_type(mine, typ="reference")
+        rule = rules.find(int)
+        assert rule is not None
+        found = rule()
+        handle.destroy()
+        assert rules.find(int) is None
+        dist.barrier()
+        return found, torch._library.opaque_object.get_opaque_type_name(mine)
+
+    for _ in range(2):  # a second simulation in the same process registers the same
+        assert ranks(body) == [(rank, f"{__name__}.Tag") for rank in range(4)]
+    assert singleton.find("kernbench_test::ruled").torch_dispatch_rules.find(int) is None

@@ -156,3 +156,30 @@ def test_the_value_of_a_future_is_there_once_the_stream_waits_for_it() -> None:
 
     run(body)
     assert seen == {"done": [True, True], "values": [4.0, 4.0]}
+
+
+def test_a_stream_is_entered_by_the_name_that_a_program_has_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As vLLM keeps the current stream."""
+    seen: list[object] = []
+
+    def worker(rank: int) -> None:
+        stock = torch.cuda.set_stream
+
+        def keep(stream: torch.cuda.Stream) -> None:
+            seen.append(stream)
+            stock(stream)
+
+        monkeypatch.setattr(torch.cuda, "set_stream", keep)
+        before, other = torch.cuda.current_stream(), torch.cuda.Stream()
+        with torch.cuda.stream(other):
+            assert torch.cuda.current_stream() == other
+        assert torch.cuda.current_stream() == before
+        assert seen == [other, before]
+        with other:
+            assert torch.cuda.current_stream() == other
+        assert torch.cuda.current_stream() == before
+        monkeypatch.undo()
+
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=1)
+    assert len(seen) == 2

@@ -18,6 +18,7 @@ from kernbench.html_report import read_page
 from kernbench.sweep.outcome import FAILED
 from kernbench.trace.run_result import RunResult, read_result
 from kernbench.what_if import Answer, Question, ask
+from kernbench.what_if.picture import draw
 from kernbench.what_if.point import metrics_of, run_task, tasks_of
 from kernbench.what_if.run import ranked
 from kernbench.what_if.templates import Template
@@ -321,3 +322,26 @@ def test_wrong_options(options: list[str], message: str) -> None:
     result = CliRunner().invoke(app, ["what-if", str(PROGRAM), *options, "--", "{width}"])
     assert result.exit_code != 0
     assert message in str(result.exception) + result.output
+
+
+def test_the_picture_of_a_serving_engine(tmp_path: Path) -> None:
+    """Throughput against TPOT where all have one, a line for each system and number of GPUs; else against memory."""
+    pytest.importorskip("matplotlib")
+    rows: list[dict[str, Any]] = [
+        {
+            "system": system, "gpus": gpus, "sequences": n, "throughput_per_gpu": 10.0 * n / gpus, "tpot_p50": 1e-3 * n,
+            "device_bytes": 1 << 30, "capacity_bytes": 2 << 30, "fits": True,
+        }
+        for system in ("one", "other") for gpus in (4, 8) for n in (8, 32)
+    ]  # fmt: skip
+    pictures = []
+    for changed in (rows, [{**row, "tpot_p50": None} for row in rows]):
+        assert draw(tmp_path / "plot.svg", changed, ["sequences"], "tokens/s", "serving.py")
+        pictures.append((tmp_path / "plot.svg").read_text())
+    latency, memory = pictures
+    assert "TPOT" in latency
+    assert "TPOT" not in memory
+    for system in ("one", "other"):
+        for gpus in (4, 8):
+            assert f"<!-- {system}, {gpus} GPUs -->" in latency
+    assert latency.count("<!-- sequences=32 -->") == 4

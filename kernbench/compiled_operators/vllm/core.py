@@ -129,6 +129,29 @@ def _of_rotary_embedding(operands: CallOperands) -> StatedWork:
     return StatedWork(2 * turned + positions.nbytes + taken_from(operands["cos_sin_cache"], positions))
 
 
+# -- embedding ------------------------------------------------------------------------------------------------------------
+
+
+@operators.value
+def vocab_parallel_embedding(
+    out: Tensor, input_ids: Tensor, weight: Tensor, org_vocab_start_index: int, org_vocab_end_index: int,
+    num_org_vocab_padding: int, added_vocab_start_index: int, added_vocab_end_index: int,
+) -> None:  # fmt: skip
+    """Rows of a rank's part of the table: the original tokens that it has, rows of padding, added tokens; zeros for others."""
+    count = org_vocab_end_index - org_vocab_start_index
+    original = (input_ids >= org_vocab_start_index) & (input_ids < org_vocab_end_index)
+    added = (input_ids >= added_vocab_start_index) & (input_ids < added_vocab_end_index)
+    rows = torch.where(original, input_ids - org_vocab_start_index, 0)
+    rows = torch.where(added, input_ids - added_vocab_start_index + count + num_org_vocab_padding, rows)
+    out.copy_(weight[rows] * (original | added)[..., None])
+
+
+@operators.cost("vocab_parallel_embedding")
+def _of_embedding(operands: CallOperands) -> StatedWork:
+    ids, out = operands["input_ids"], operands["out"]
+    return StatedWork(ids.nbytes + out.nbytes + taken_from(operands["weight"], ids))
+
+
 # -- caches of keys and values --------------------------------------------------------------------------------------------
 
 
@@ -205,6 +228,11 @@ def _of_view(cpu_tensor: Tensor) -> Tensor:
 def weak_ref_tensor(input: Tensor) -> Tensor:
     """The same tensor."""
     return input
+
+
+@operators.cost("weak_ref_tensor")
+def _of_weak_ref(operands: CallOperands) -> float:
+    return 0.0
 
 
 @operators.value

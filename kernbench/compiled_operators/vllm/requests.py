@@ -1,13 +1,15 @@
 """What vLLM's scheduler does with requests, told to the simulation: ``vllm.v1.core.sched.scheduler.Scheduler``.
 
 Its two methods that the engine calls are wrapped when the module has been imported: one takes a request, the other takes what a
-step has computed. What they do is unchanged. A token's moment is when the engine core has it; what the frontend does with it
+step has computed. What they do is unchanged. Where each of several ranks has an engine that does the same (its
+``external_launcher``), the first one's tells. A token's moment is when the engine core has it; what the frontend does with it
 then (detokenisation, streaming) takes no modelled time.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 import time
 from collections.abc import Callable
 from types import ModuleType
@@ -43,20 +45,32 @@ def observe_sampling(module: ModuleType) -> None:
     def sample(self: Any, logits: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         found = method(self, logits, batch, *args, **kwargs)
         whole = batch.num_computed_tokens_np + batch.num_scheduled_tokens >= batch.prefill_len_np
-        simulation = current_simulation()
-        if simulation is not None and not simulation.engine.enable_data:
-            with simulation.hosts.current().as_one():
-                counts = torch.from_numpy(whole[: len(found.num_sampled)].astype("int64"))
-                state(simulation.storages, found.num_sampled, counts.to(found.num_sampled.dtype))
+        _state(found.num_sampled, torch.from_numpy(whole[: len(found.num_sampled)].astype("int64")))
         return found
 
     sampler.__call__ = sample
 
 
+def _state(tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """In a simulation without data: these are a tensor's values."""
+    simulation = current_simulation()
+    if simulation is not None and not simulation.engine.enable_data:
+        with simulation.hosts.current().as_one():
+            state(simulation.storages, tensor, values.to(tensor.dtype))
+
+
+def _repeats(scheduler: Any) -> bool:
+    """Whether another rank's engine tells of the same requests."""
+    parallel: Any = getattr(getattr(scheduler, "vllm_config", None), "parallel_config", None)
+    if getattr(parallel, "distributed_executor_backend", None) != "external_launcher":
+        return False
+    return bool(int(os.environ.get("RANK", "0")) % max(parallel.world_size, 1))
+
+
 def _taking(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def add_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
-        if request.request_id not in self.requests:
+        if request.request_id not in self.requests and not _repeats(self):
             # `arrival_time` is of `time.time`; reports are of `time.perf_counter`
             at = min(request.arrival_time - time.time() + time.perf_counter(), time.perf_counter())
             report_request(request.request_id, "arrived", tokens=request.num_prompt_tokens, at=at)
@@ -68,6 +82,8 @@ def _taking(method: Callable[..., Any]) -> Callable[..., Any]:
 def _updating(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
     def update_from_output(self: Any, scheduled: Any, *args: Any, **kwargs: Any) -> Any:
+        if _repeats(self):
+            return method(self, scheduled, *args, **kwargs)
         decode = prefill = 0
         for name, count in scheduled.num_scheduled_tokens.items():
             request = self.requests.get(name)

@@ -172,6 +172,7 @@ class ProcessMemory:
         self.allocator = CachingAllocator(self.device, memories.settings_of(host))
         self.ledger = Ledger(host.rank, sip)
         self.total = memories.capacity
+        self._beyond = memories.beyond
         self._memories = weakref.ref(memories)  # which has this: what tensors are left must not be held in a circle
         self._platform = memories.platform
         self._counts_overhead = memories.counts_overhead
@@ -327,8 +328,9 @@ class ProcessMemory:
     @property
     def told(self) -> tuple[int, int]:
         """Bytes that are free, and all, as shown to a program that sizes its caches by them: of a SIP that has just what the
-        simulation lets each process reserve, besides what CUDA and its libraries take."""
-        free = min(self.free, self.total)
+        simulation lets each process reserve, besides what CUDA and its libraries take. Where more may be reserved than the
+        SIP has, what it has."""
+        free = max(0, self.free - self._beyond)
         if self._most is None:
             return free, self.total
         return max(0, min(free, self._most - self.allocator.reserved)), min(
@@ -414,6 +416,7 @@ class ProcessMemories:
         opened: each process's memory on each SIP that it has used.
         owners: knows what they use it for; None: not known.
         capacity: bytes of a SIP.
+        beyond: bytes that may be reserved on a SIP besides, as the limit is off or larger.
         process_limit: bytes that each process may reserve on a SIP; None: no limit besides the SIP's size.
         platform: what torch calls it, ``"CUDA"`` or ``"HIP"``.
         counts_overhead: whether what CUDA and its libraries take is counted.
@@ -434,7 +437,8 @@ class ProcessMemories:
         self.counts_overhead = spec.cubes is None  # an accelerator of the project's own runs no CUDA
         larger = isinstance(limit, int) and limit >= self.capacity
         self._enforced = sys.maxsize if limit == "off" or larger else self.capacity
-        if self._enforced > self.capacity:
+        self.beyond = self._enforced - self.capacity
+        if self.beyond:
             engine.memory.enlarge("hbm", 1 << 48)
         self._arch = spec.target.arch
         self.platform = platform_of(self._arch)

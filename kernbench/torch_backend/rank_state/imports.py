@@ -36,6 +36,7 @@ from kernbench.torch_backend.features import (
     shared_shardings,
 )
 from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.rank_state import socket_waits
 from kernbench.torch_backend.rank_state.marked_source import with_marks
 from kernbench.torch_backend.rank_state.module_globals import ModuleGlobals
 from kernbench.torch_backend.rank_state.process_state import ProcessState
@@ -68,10 +69,12 @@ INSTALLERS = {module.MODULE: module.install for module in _PLAIN} | {
     kernels.HELPERS: kernels.install_helpers,
     kernels.ASYNC_COMPILE: kernels.install_async_compile,
     kernels.BENCHMARKING: kernels.install_benchmarking,
+    socket_waits.SOCKETS: socket_waits.install_sockets,
+    socket_waits.POLLERS: socket_waits.install_pollers,
 }
 """What is changed in a module once it is there."""
 
-PREFIXES = ("torch.", "torchvision.", "triton.", "numpy.", "sympy.")
+PREFIXES = ("torch.", "torchvision.", "triton.", "numpy.", "sympy.", "zmq.sugar.")
 TESTING = ("torch.testing._internal.", "torch._dynamo.test", "torch._inductor.test")
 """What torch's own tests are written with: it asks when it is imported whether there are GPUs, and is meant for these."""
 

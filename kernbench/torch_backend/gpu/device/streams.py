@@ -7,7 +7,7 @@ the rank, until something is enqueued on it. Time is virtual.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -95,26 +95,26 @@ class Stream:
         return f"<torch.cuda.Stream device={self.device} {self.name} (simulated)>"
 
     def __enter__(self) -> Any:
-        self._context = StreamContext(self)
-        self._context.__enter__()
+        self._before = current_stream()
+        set_stream(self)
         return self
 
     def __exit__(self, *exc: Any) -> None:
-        self._context.__exit__(*exc)
+        set_stream(self._before)
 
 
 class StreamContext:
-    """Another stream for the length of a block."""
+    """``torch.cuda.stream``: another stream for the length of a block, set by the name that a program may have replaced."""
 
     def __init__(self, stream: Any) -> None:
         self.stream = stream
 
     def __enter__(self) -> None:
         self._before = current_stream()
-        set_stream(self.stream)
+        torch.cuda.set_stream(self.stream)
 
     def __exit__(self, *exc: Any) -> None:
-        set_stream(self._before)
+        torch.cuda.set_stream(cast(Any, self._before))
 
 
 class Event:
