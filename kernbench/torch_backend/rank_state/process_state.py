@@ -2,7 +2,7 @@
 
 Grad mode, autocast, dispatch modes and the like are per thread, and a rank's body has a thread of its own. What remains is
 switched here when another rank than the last one runs: torch's CPU generator, the default dtype, the flags of scaled dot
-product attention, ``os.environ``, ``sys.argv``, ``sys.path``, the working directory, ``__main__``, the modules of the program,
+product attention, ``os.environ``, ``sys.argv``, ``sys.path``, ``sys.meta_path``, the working directory, ``__main__``, the modules of the program,
 and the globals of ``per_rank_modules``. The generators of ``random`` and ``numpy.random`` are costly to switch and rarely
 used: they follow at a rank's next use of them.
 """
@@ -78,7 +78,7 @@ _GENERATOR = torch.default_generator
 class _Saved:
     """One rank's process-wide state while another rank runs."""
 
-    __slots__ = ("argv", "environ", "excepthook", "flags", "folder", "generator", "given", "main", "path")
+    __slots__ = ("argv", "environ", "excepthook", "finders", "flags", "folder", "generator", "given", "main", "path")
 
     generator: torch.Tensor | None  # None: a rank's that has not run yet
     flags: tuple[Any, ...]
@@ -87,8 +87,17 @@ class _Saved:
     excepthook: Any  # init_process_group puts the rank's number before what is printed
     argv: list[str]
     path: list[str]
+    finders: list[Any]  # sys.meta_path: a test runner's finder, say, has what it knows of its own session
     folder: str | None  # the working directory, once a rank has changed its own
     given: dict[Any, Any]  # the variables that a rank started with
+
+
+class _RankFinders(list[Any]):
+    """``sys.meta_path`` of a rank: what is asked first in main is asked first here, whatever the program puts before it."""
+
+    def insert(self, index: Any, finder: Any) -> None:
+        at = max(index + len(self), 0) if index < 0 else index
+        super().insert(max(at, 1), finder)
 
 
 class ProcessState:
@@ -169,6 +178,7 @@ class ProcessState:
         saved.environ = self._environ._data
         saved.main = sys.modules.get("__main__")
         saved.argv, saved.path, saved.excepthook = sys.argv, sys.path, sys.excepthook
+        saved.finders = sys.meta_path
         saved.folder = os.getcwd() if self._folders_differ else None
         state = self._saved.get(rank)
         if state is None:
@@ -185,6 +195,7 @@ class ProcessState:
                     write(value)
         self._environ._data = state.environ
         sys.argv, sys.path, sys.excepthook = state.argv, state.path, state.excepthook
+        sys.meta_path = state.finders
         if self._folders_differ and (folder := state.folder or self._folder) != saved.folder:
             _chdir(folder)
         if state.main is not None:
@@ -245,7 +256,7 @@ class ProcessState:
         fresh.given = fresh.environ.copy()
         fresh.main = self.main_modules.get(rank, main.main)
         fresh.argv, fresh.path, fresh.folder = [*main.argv], [*main.path], None
-        fresh.excepthook = main.excepthook
+        fresh.excepthook, fresh.finders = main.excepthook, _RankFinders(main.finders)
         return fresh
 
     def _encoded(self, variables: dict[str, str]) -> dict[Any, Any]:
