@@ -73,9 +73,8 @@ def _fwd(
     made = _SummedWindows(x, weight.shape[1], seq_idx, initial_states).summed(weight, bias)
     out.copy_(F.silu(made) if silu else made)
     if final_states is not None:
-        reach = weight.shape[1] - 1
         whole = x if initial_states is None else torch.cat((initial_states, x), -1)
-        final_states.copy_(F.pad(whole, (max(reach - whole.shape[-1], 0), 0))[..., whole.shape[-1] - reach :])
+        final_states.copy_(F.pad(whole, (weight.shape[1] - 1, 0))[..., whole.shape[-1] :])
 
 
 @_TABLE.kernel(
@@ -134,7 +133,9 @@ def _update(
         there = ((torch.arange(fresh) + seen) % room)[:, None].expand(-1, x.shape[1], -1)
         conv_state[at] = states.scatter(-1, there, x[live].to(states.dtype))
     made = torch.zeros(x.shape)
-    made[live] = _SummedWindows(given, weight.shape[1], None, before[..., before.shape[-1] - reach :]).summed(weight, bias)
+    made[live] = _SummedWindows(given, weight.shape[1], None, before[..., before.shape[-1] - reach :]).summed(
+        weight, bias
+    )
     out.copy_(F.silu(made) if silu else made)
 
 

@@ -90,6 +90,10 @@ SHIPPED = {
             "causal_conv1d", "1.7.0", bound={"causal_conv1d_cuda": "kernbench.compiled_operators.causal_conv1d"},
             install=f"CAUSAL_CONV1D_FORCE_BUILD=TRUE CAUSAL_CONV1D{_SOURCE} causal_conv1d",
         ),
+        StandIn("deep_ep", "1.2.1", folder=Path(__file__).with_name("deep_ep")),
+        StandIn("deep_gemm", "2.6.1", folder=Path(__file__).with_name("deep_gemm"), bound={
+            "deep_gemm._kernels": "kernbench.compiled_operators.deep_gemm",
+        }),
         StandIn("flash_attn", "2.8.3", folder=Path(__file__).with_name("flash_attn"), compiled={
             "flash_attn._kernels": "kernbench.compiled_operators.flash_attn:operators",
         }),
