@@ -141,6 +141,7 @@ class ProcessState:
         self._open = True
         self._generators.open(lambda rank: seed_of(self._simulation.seed, rank))
         self._switch_once_set(patches, dist, "set_debug_level", dist.get_debug_level)
+        patches.set(torch, "use_deterministic_algorithms", self._use_deterministic(torch.use_deterministic_algorithms))
         patches.set(dist, "set_debug_level_from_env", self._debug_level_from_env(dist.set_debug_level_from_env))
         patches.set(os, "chdir", self._change_folder)
         child_environment.install(patches, self.of_children)
@@ -211,14 +212,34 @@ class ProcessState:
 
         @functools.wraps(write)
         def change(value: Any) -> None:
-            if write not in self._writers:
-                before = read()
-                self._readers, self._writers = (*self._readers, read), (*self._writers, write)
-                for saved in self._saved.values():
-                    saved.flags = (*saved.flags, before)
+            self._switch_from_now(read, write)
             write(value)
 
         patches.set(owner, name, change)
+
+    def _switch_from_now(self, read: Getter, write: Setter) -> None:
+        if write not in self._writers:
+            before = read()
+            self._readers, self._writers = (*self._readers, read), (*self._writers, write)
+            for saved in self._saved.values():
+                saved.flags = (*saved.flags, before)
+
+    def _use_deterministic(self, stock: Callable[..., None]) -> Callable[..., None]:
+        """``torch.use_deterministic_algorithms``: each rank's own from the first change on. Dynamo sets what is set already."""
+
+        def read() -> tuple[bool, bool]:
+            return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+        def write(value: tuple[bool, bool]) -> None:
+            stock(value[0], warn_only=value[1])
+
+        @functools.wraps(stock)
+        def use_deterministic_algorithms(mode: bool, *, warn_only: bool = False) -> None:
+            if (mode, warn_only) != read():
+                self._switch_from_now(read, write)
+            stock(mode, warn_only=warn_only)
+
+        return use_deterministic_algorithms
 
     def _change_folder(self, path: Any) -> None:
         """``os.chdir``. From the first one on, ranks' folders are looked at."""
