@@ -69,11 +69,19 @@ def _summary(stand_in: StandIn) -> Iterator[str]:
         )
         yield f"modules: {', '.join(modules)}"
     for module, names_of in _functions(stand_in):
-        yield f"{module}: {len(names_of)} functions"
+        kernels: Operators | None = getattr(importlib.import_module(stand_in.bound[module]), "operators", None)
+        over = "" if kernels is None else f" over {len(kernels.schemas)} kernels, {_counts(kernels)}"
+        yield f"{module}: {len(names_of)} functions{over}"
     for module, reference in stand_in.libraries.items():
         operators, schemas = _of_module(module, reference)
         of = f"{len(schemas)} operators" if schemas else "not installed"
-        yield f"{module}: {of}, {len(operators.values)} with values, {len(operators.costs)} with costs"
+        yield f"{module}: {of}, {_counts(operators)}"
+    if stand_in.folder is None:
+        yield f"without CUDA the package is installed by {stand_in.command}"
+
+
+def _counts(operators: Operators) -> str:
+    return f"{len(operators.values)} with values, {len(operators.costs)} with costs"
 
 
 def _functions(stand_in: StandIn) -> Iterator[tuple[str, list[str]]]:

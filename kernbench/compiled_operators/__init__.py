@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from kernbench.compiled_operators.kernel_table import KernelTable
 from kernbench.compiled_operators.operators import Operators
 
-__all__ = ["Operators"]
+__all__ = ["KernelTable", "Operators"]

@@ -37,6 +37,8 @@ class StandIn:
         placed: for compiled modules that the package loads from files of its own choice, and imports where that fails, the
             file in the package's folder which says their schemas.
         needs: packages that the package's own Python imports and its wheel does not ask for.
+        install: what installs the package's own Python without what is compiled for CUDA, where that is more than
+            ``pip install --no-deps``.
         around: for a module of the package's Python that could not be executed without CUDA a reference to a context manager,
             which is given the module and within which it is executed.
         observed: for a module of the package a reference to a function, which is given the module when it has been imported:
@@ -55,6 +57,7 @@ class StandIn:
     absent: tuple[str, ...] = ()
     placed: Mapping[str, str] = field(default_factory=dict)
     needs: tuple[str, ...] = ()
+    install: str = ""
     observed: Mapping[str, str] = field(default_factory=dict)
     per_rank: bool = False
 
@@ -67,7 +70,7 @@ class StandIn:
     def command(self) -> str:
         """What installs the package's own Python, without what is compiled for CUDA."""
         further = f" {' '.join(self.needs)}" if self.needs else ", and what it imports"
-        return f"pip install --no-deps {self.name}{further}"
+        return f"{self.install or f'pip install --no-deps {self.name}'}{further}"
 
     @property
     def compiles(self) -> bool:
@@ -75,8 +78,10 @@ class StandIn:
         return bool(self.libraries or self.bound)
 
 
+_SOURCE = "_SKIP_CUDA_BUILD=TRUE pip install --no-deps --no-build-isolation"
 _APEX = "kernbench.compiled_operators.apex"
 _SGLANG = "kernbench.compiled_operators.sgl_kernel"
+_BNB = "kernbench.compiled_operators.bitsandbytes"
 _TE = "kernbench.compiled_operators.transformer_engine"
 _VLLM = "kernbench.compiled_operators.vllm"
 SHIPPED = {
@@ -86,9 +91,25 @@ SHIPPED = {
             "apex._kernels": f"{_APEX}.norms", "amp_C": f"{_APEX}.amp_c",
             "fused_weight_gradient_mlp_cuda": f"{_APEX}.weight_gradients",
         }),
+        StandIn(
+            "bitsandbytes", "0.50.2", bound={"bitsandbytes._kernels": f"{_BNB}.extension"},
+            around={"bitsandbytes.backends.cuda.ops": f"{_BNB}.loading:without_library"},
+        ),
+        StandIn(
+            "causal_conv1d", "1.7.0", bound={"causal_conv1d_cuda": "kernbench.compiled_operators.causal_conv1d"},
+            install=f"CAUSAL_CONV1D_FORCE_BUILD=TRUE CAUSAL_CONV1D{_SOURCE} causal_conv1d",
+        ),
+        StandIn("deep_ep", "1.2.1", folder=Path(__file__).with_name("deep_ep")),
+        StandIn("deep_gemm", "2.6.1", folder=Path(__file__).with_name("deep_gemm"), bound={
+            "deep_gemm._kernels": "kernbench.compiled_operators.deep_gemm",
+        }),
         StandIn("flash_attn", "2.8.3", folder=Path(__file__).with_name("flash_attn"), compiled={
             "flash_attn._kernels": "kernbench.compiled_operators.flash_attn:operators",
         }),
+        StandIn(
+            "mamba_ssm", "2.3.2.post1", bound={"selective_scan_cuda": "kernbench.compiled_operators.selective_scan"},
+            install=f"MAMBA_FORCE_BUILD=TRUE MAMBA{_SOURCE} mamba_ssm", needs=("einops",),
+        ),
         StandIn("sgl_kernel", "0.4.10", compiled={
             "common_ops": f"{_SGLANG}:common", "sgl_kernel.flash_ops": f"{_SGLANG}:flash",
             "sgl_kernel.flashmla_ops": f"{_SGLANG}:flash_mla", "sgl_kernel.spatial_ops": f"{_SGLANG}:spatial",

@@ -37,7 +37,8 @@ def short_traceback(config: pytest.Config, excinfo: pytest.ExceptionInfo[BaseExc
         for error, frames in kept:
             error.__traceback__ = shown_frames(error, frames)
         if excinfo.value.__traceback__ is not None:
-            excinfo.traceback = pytest.ExceptionInfo.from_exception(excinfo.value).traceback
+            # by its own class: ranks that run pytest have one each, and this module is all of theirs
+            excinfo.traceback = type(excinfo).from_exception(excinfo.value).traceback
         yield
     finally:
         for error, frames in kept:

@@ -15,6 +15,7 @@ from functools import partial
 import torch
 from torch.nn import functional as F
 from apex.normalization import FusedLayerNorm, FusedRMSNorm, MixedFusedLayerNorm
+from apex.normalization.fused_layer_norm import FusedLayerNormAffineFunction, FusedRMSNormAffineFunction
 from apex.optimizers import FusedAdam, FusedSGD
 
 def trained(make, steps=4):
@@ -48,7 +49,20 @@ def normed(layer):
     weights = [] if layer.weight is None else [layer.weight.grad.flatten().tolist()]
     return [out.flatten().tolist(), x.grad.flatten().tolist(), *weights]
 
+class Called(torch.nn.Module):
+    def __init__(self, function, layer):
+        super().__init__()
+        self.weight, self.bias, self.function = layer.weight, getattr(layer, "bias", None), function
+    def forward(self, x):
+        return self.function(x, *(each for each in (self.weight, self.bias) if each is not None), (8,), 1e-5)
+
 norms = {
+    "layer function": (
+        Called(FusedLayerNormAffineFunction.apply, FusedLayerNorm(8).cuda()), torch.nn.LayerNorm(8, device="cuda"),
+    ),
+    "rms function": (
+        Called(FusedRMSNormAffineFunction.apply, FusedRMSNorm(8).cuda()), torch.nn.RMSNorm(8, eps=1e-5, device="cuda"),
+    ),
     "layer": (FusedLayerNorm(8).cuda(), torch.nn.LayerNorm(8, device="cuda")),
     "plain": (FusedLayerNorm(8, elementwise_affine=False), torch.nn.LayerNorm(8, elementwise_affine=False)),
     "rms": (FusedRMSNorm(8, eps=1e-5).cuda(), torch.nn.RMSNorm(8, eps=1e-5, device="cuda")),
@@ -71,7 +85,9 @@ def found(tmp_path_factory: pytest.TempPathFactory, warm_python: str) -> dict[st
     return loaded
 
 
-@pytest.mark.parametrize("name", ["adamw", "adam", "sgd", "plain sgd", "layer", "plain", "rms", "mixed"])
+@pytest.mark.parametrize(
+    "name", ["adamw", "adam", "sgd", "plain sgd", "layer", "plain", "rms", "mixed", "layer function", "rms function"]
+)
 def test_it_computes_what_torch_computes(name: str, found: dict[str, Any]) -> None:
     ours, torchs = found[name]
     assert len(ours) == len(torchs) > 1

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
+import ctypes.util
 import importlib
 import importlib.util
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import EntryPoint
 from pathlib import Path
 
@@ -213,6 +215,50 @@ def test_what_to_do_about_libraries_of_cuda(error: BaseException, words: str) ->
         raise AssertionError(advice_for(error))
 
 
+def _loads_sources(folder: Path) -> None:
+    from torch.utils import cpp_extension
+
+    (folder / "kernels.cu").write_text("int f() { return 1; }")
+    cpp_extension.load("kernbench_test_sources", sources=[str(folder / "kernels.cu")], build_directory=str(folder))
+
+
+def _loads_sources_in_line(folder: Path) -> None:
+    from torch.utils import cpp_extension
+
+    cpp_extension.load_inline(
+        "kernbench_test_in_line",
+        cpp_sources="int f();",
+        cuda_sources="int f() { return 1; }",
+        build_directory=str(folder),
+    )
+
+
+def _loads_the_driver(folder: Path) -> None:
+    ctypes.CDLL("libcuda.so.1")
+
+
+@pytest.mark.parametrize(("load", "words"), [
+    (_loads_sources, "there is no nvcc: give their operators a stand-in"),
+    (_loads_sources_in_line, "there is no nvcc: give their operators a stand-in"),
+    (_loads_the_driver, "compiled for CUDA, which is not here"),
+])  # fmt: skip
+def test_what_to_do_about_sources_and_the_driver(load: Callable[[Path], None], words: str, tmp_path: Path) -> None:
+    """In a rank, as a program does it."""
+    cpp_extension = importlib.import_module("torch.utils.cpp_extension")
+    if ctypes.util.find_library("cuda") or cpp_extension.CUDA_HOME:
+        pytest.skip("CUDA is here")
+    found = []
+
+    def worker(rank: int) -> None:
+        with pytest.raises(OSError) as failed:
+            load(tmp_path)
+        found.append(advice_for(failed.value))
+
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=1)
+    assert words in found[0]
+
+
 def test_other_libraries_have_no_such_advice() -> None:
     assert advice_for(ImportError("libgomp.so.1: cannot open shared object file", name="acme._C")) is None
 
@@ -291,7 +337,9 @@ stand_in = StandIn(
         with kernbench.simulate("dgx_h100") as ctx:
             ctx.multiprocessing.spawn(worker, nprocs=2)
         listed = CliRunner().invoke(command, ["kernbench_test_bound_stand_in:stand_in"], catch_exceptions=False).output
-        assert "kernbench_test_bound_cuda: 1 functions\nkernbench_test_bound_cuda\n  twice\n" in listed
+        assert "kernbench_test_bound_cuda: 1 functions over 1 kernels, 1 with values, 0 with costs\n" in listed
+        assert "is installed by pip install --no-deps kernbench_test_bound, and what it imports\n" in listed
+        assert "kernbench_test_bound_cuda\n  twice\n" in listed
     assert not [each for each in sys.modules if each in (name, f"{name}.loader", f"{name}_cuda")]
 
 

@@ -100,6 +100,25 @@ def test_the_debug_level(ranks: Ranks) -> None:
     assert os.system('test -z "$TORCH_DISTRIBUTED_DEBUG"') == 0
 
 
+def test_deterministic_algorithms(ranks: Ranks) -> None:
+    def body() -> tuple[bool, bool, bool, bool]:
+        rank = dist.get_rank()
+        first = torch.are_deterministic_algorithms_enabled()
+        dist.barrier()
+        if rank < 2:
+            torch.use_deterministic_algorithms(True, warn_only=rank == 1)
+        dist.barrier()
+        found = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+        if rank == 0:
+            torch.use_deterministic_algorithms(False)
+        dist.barrier()
+        return first, *found, torch.are_deterministic_algorithms_enabled()
+
+    off = (False,) * 4
+    assert ranks(body) == [(False, True, False, False), (False, True, True, True), off, off]
+    assert not torch.are_deterministic_algorithms_enabled()
+
+
 def test_a_submodule_is_bound_for_all_who_import_it(ranks: Ranks) -> None:
     """Though that name has been set before, to leave the import out, say."""
     name = "torch.distributed._mesh_layout"

@@ -94,6 +94,23 @@ def test_a_folder_that_the_script_adds_to_the_path(run: Run) -> None:
     assert told(run(files, "scripts/train.py")) == OWN_STATE
 
 
+def test_a_finder_that_the_program_puts_first_is_its_ranks_alone(run: Run) -> None:
+    """As a test runner's, which compiles what it imports in another way and knows what it has found."""
+    finder = """
+import importlib.machinery, os, sys
+class Finder:
+    found = []
+    def find_spec(self, name, path=None, target=None):
+        self.found.append((int(os.environ["RANK"]), name))
+        return importlib.machinery.PathFinder.find_spec(name, path, target)
+sys.meta_path.insert(0, Finder())
+"""
+    script = finder + USES_STATE.format(package="rm_found") + "assert {at for at, _ in Finder.found} == {rank}\n"
+    before = [*sys.meta_path]
+    assert told(run({"rm_found/state.py": STATE, "train.py": script}, "train.py")) == OWN_STATE
+    assert sys.meta_path == before
+
+
 @pytest.mark.parametrize(("compiled", "options"), [(False, ()), (True, ("--per-rank-module", "rm_installed"))])
 def test_an_installed_package(run: Run, tmp_path: Path, compiled: bool, options: tuple[str, ...]) -> None:
     """Of Python alone: each rank's; with compiled parts if it is named."""

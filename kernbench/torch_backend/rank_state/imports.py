@@ -101,18 +101,20 @@ class StockImports:
         self._patches = patches
         self._lifted = lifted
         self._state = state
+        self._finders: list[Any] = []
 
     def open(self) -> None:
         """Be asked first."""
-        sys.meta_path.insert(0, self)
+        self._finders = sys.meta_path  # main's: each rank has its own
+        self._finders.insert(0, self)
         for name, install in INSTALLERS.items():
             if (module := sys.modules.get(name)) is not None:
                 install(self._patches, module)
 
     def close(self) -> None:
         """Be asked no more. Idempotent."""
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
+        if self in self._finders:
+            self._finders.remove(self)
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
         """Asked by ``import``."""

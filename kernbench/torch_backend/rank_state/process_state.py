@@ -2,9 +2,9 @@
 
 Grad mode, autocast, dispatch modes and the like are per thread, and a rank's body has a thread of its own. What remains is
 switched here when another rank than the last one runs: torch's CPU generator, the default dtype, the flags of scaled dot
-product attention, ``os.environ``, ``sys.argv``, ``sys.path``, the working directory, ``__main__``, the modules of the program,
-and the globals of ``per_rank_modules``. The generators of ``random`` and ``numpy.random`` are costly to switch and rarely
-used: they follow at a rank's next use of them.
+product attention, ``os.environ``, ``sys.argv``, ``sys.path``, ``sys.meta_path``, the working directory, ``__main__``, the
+modules of the program, and the globals of ``per_rank_modules``. The generators of ``random`` and ``numpy.random`` are costly to
+switch and rarely used: they follow at a rank's next use of them.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _GENERATOR = torch.default_generator
 class _Saved:
     """One rank's process-wide state while another rank runs."""
 
-    __slots__ = ("argv", "environ", "excepthook", "flags", "folder", "generator", "given", "main", "path")
+    __slots__ = ("argv", "environ", "excepthook", "finders", "flags", "folder", "generator", "given", "main", "path")
 
     generator: torch.Tensor | None  # None: a rank's that has not run yet
     flags: tuple[Any, ...]
@@ -87,8 +87,17 @@ class _Saved:
     excepthook: Any  # init_process_group puts the rank's number before what is printed
     argv: list[str]
     path: list[str]
+    finders: list[Any]  # sys.meta_path: a test runner's finder, say, has what it knows of its own session
     folder: str | None  # the working directory, once a rank has changed its own
     given: dict[Any, Any]  # the variables that a rank started with
+
+
+class _RankFinders(list[Any]):
+    """``sys.meta_path`` of a rank: what is asked first in main is asked first here, whatever the program puts before it."""
+
+    def insert(self, index: Any, finder: Any) -> None:
+        at = max(index + len(self), 0) if index < 0 else index
+        super().insert(max(at, 1), finder)
 
 
 class ProcessState:
@@ -132,6 +141,7 @@ class ProcessState:
         self._open = True
         self._generators.open(lambda rank: seed_of(self._simulation.seed, rank))
         self._switch_once_set(patches, dist, "set_debug_level", dist.get_debug_level)
+        patches.set(torch, "use_deterministic_algorithms", self._use_deterministic(torch.use_deterministic_algorithms))
         patches.set(dist, "set_debug_level_from_env", self._debug_level_from_env(dist.set_debug_level_from_env))
         patches.set(os, "chdir", self._change_folder)
         child_environment.install(patches, self.of_children)
@@ -169,6 +179,7 @@ class ProcessState:
         saved.environ = self._environ._data
         saved.main = sys.modules.get("__main__")
         saved.argv, saved.path, saved.excepthook = sys.argv, sys.path, sys.excepthook
+        saved.finders = sys.meta_path
         saved.folder = os.getcwd() if self._folders_differ else None
         state = self._saved.get(rank)
         if state is None:
@@ -185,6 +196,7 @@ class ProcessState:
                     write(value)
         self._environ._data = state.environ
         sys.argv, sys.path, sys.excepthook = state.argv, state.path, state.excepthook
+        sys.meta_path = state.finders
         if self._folders_differ and (folder := state.folder or self._folder) != saved.folder:
             _chdir(folder)
         if state.main is not None:
@@ -200,14 +212,34 @@ class ProcessState:
 
         @functools.wraps(write)
         def change(value: Any) -> None:
-            if write not in self._writers:
-                before = read()
-                self._readers, self._writers = (*self._readers, read), (*self._writers, write)
-                for saved in self._saved.values():
-                    saved.flags = (*saved.flags, before)
+            self._switch_from_now(read, write)
             write(value)
 
         patches.set(owner, name, change)
+
+    def _switch_from_now(self, read: Getter, write: Setter) -> None:
+        if write not in self._writers:
+            before = read()
+            self._readers, self._writers = (*self._readers, read), (*self._writers, write)
+            for saved in self._saved.values():
+                saved.flags = (*saved.flags, before)
+
+    def _use_deterministic(self, stock: Callable[..., None]) -> Callable[..., None]:
+        """``torch.use_deterministic_algorithms``: each rank's own from the first change on. Dynamo sets what is set already."""
+
+        def read() -> tuple[bool, bool]:
+            return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+        def write(value: tuple[bool, bool]) -> None:
+            stock(value[0], warn_only=value[1])
+
+        @functools.wraps(stock)
+        def use_deterministic_algorithms(mode: bool, *, warn_only: bool = False) -> None:
+            if (mode, warn_only) != read():
+                self._switch_from_now(read, write)
+            stock(mode, warn_only=warn_only)
+
+        return use_deterministic_algorithms
 
     def _change_folder(self, path: Any) -> None:
         """``os.chdir``. From the first one on, ranks' folders are looked at."""
@@ -245,7 +277,7 @@ class ProcessState:
         fresh.given = fresh.environ.copy()
         fresh.main = self.main_modules.get(rank, main.main)
         fresh.argv, fresh.path, fresh.folder = [*main.argv], [*main.path], None
-        fresh.excepthook = main.excepthook
+        fresh.excepthook, fresh.finders = main.excepthook, _RankFinders(main.finders)
         return fresh
 
     def _encoded(self, variables: dict[str, str]) -> dict[Any, Any]:

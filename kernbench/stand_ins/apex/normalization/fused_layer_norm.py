@@ -59,6 +59,55 @@ def _width(shape: Shape) -> int:
     return shape if isinstance(shape, int) else torch.Size(shape).numel()
 
 
+class FusedLayerNormAffineFunction(torch.autograd.Function):
+    """Layer norm as an autograd function; ``memory_efficient`` changes nothing here."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: Tensor,
+        weight: Tensor,
+        bias: Tensor,
+        normalized_shape: Shape,
+        eps: float,
+        memory_efficient: bool = False,
+    ) -> Tensor:
+        """See :func:`fused_layer_norm_affine`."""
+        ctx.shape = weight.shape
+        return _Norm.forward(
+            ctx, input, weight.view(-1), bias.view(-1), _width(normalized_shape), eps, True, input.dtype
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> Any:
+        """Gradients of the input, the weight and the bias."""
+        dx, dweight, dbias, *_ = _Norm.backward(ctx, *given)
+        return dx, dweight.view(ctx.shape), dbias.view(ctx.shape), None, None, None
+
+
+class FusedRMSNormAffineFunction(torch.autograd.Function):
+    """RMS norm as an autograd function; ``memory_efficient`` changes nothing here."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        input: Tensor,
+        weight: Tensor,
+        normalized_shape: Shape,
+        eps: float,
+        memory_efficient: bool = False,
+    ) -> Tensor:
+        """See :func:`fused_rms_norm_affine`."""
+        ctx.shape = weight.shape
+        return _Norm.forward(ctx, input, weight.view(-1), None, _width(normalized_shape), eps, False, input.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, *given: Tensor) -> Any:
+        """Gradients of the input and the weight."""
+        dx, dweight, *_ = _Norm.backward(ctx, *given)
+        return dx, dweight.view(ctx.shape), None, None, None
+
+
 def _normed(
     x: Tensor, weight: Tensor | None, bias: Tensor | None, shape: Shape, eps: float, centered: bool, mixed: bool = False
 ) -> Tensor:
