@@ -15,6 +15,7 @@ from kernbench.sim_engine.operation import Operation
 from kernbench.simulation.launches.remote_traffic import RemoteTraffic
 from kernbench.simulation.memory.storages import DeviceMemory
 from kernbench.simulation.memory.tensor_queries import nbytes_of
+from kernbench.simulation.ranks.accelerator_errors import cuda_error
 from kernbench.simulation.ranks.hosts import Host
 from kernbench.simulation.ranks.locations import user_location
 from kernbench.simulation.simulation import Simulation
@@ -210,7 +211,10 @@ class RankDevice:
         return self.visible[number] if number < len(self.visible) else self.simulation.sips[number]
 
     def number(self, device: Any = None) -> int:
-        """Index of a device given as an index, a string, a ``torch.device`` or None."""
+        """Index of a device given as an index, a string, a ``torch.device`` or None.
+
+        Raises ``torch.AcceleratorError``, as torch does, if there is none of that number.
+        """
         if isinstance(device, int):
             index: int | None = device
         elif device is None:
@@ -225,7 +229,7 @@ class RankDevice:
             if not visible:
                 return self.index  # raises
             whose = f"{self._hidden} leaves" if self._hidden else "the simulated system has"
-            raise RuntimeError(f"CUDA error: invalid device ordinal {index}: {whose} {count} devices")
+            raise cuda_error("invalid device ordinal", f"cuda:{index}: {whose} {count} devices")
         return self.told(index)
 
     def on_device(self, tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
