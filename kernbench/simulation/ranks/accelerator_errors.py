@@ -11,7 +11,9 @@ _CODES = {
     "device-side assert triggered": (710, "Search for `cudaErrorAssert'"),
     "operation not permitted when stream is capturing": (900, "Search for `cudaErrorStreamCaptureUnsupported'"),
     "operation failed due to a previous error during capture": (901, "Search for `cudaErrorStreamCaptureInvalidated'"),
-    "dependency created on uncaptured work in another stream": (905, "Search for `cudaErrorStreamCaptureIsolation'"),
+    "operation would make the legacy stream depend on a capturing blocking stream": (
+        906, "Search for `cudaErrorStreamCaptureImplicit'",
+    ),
     "operation not permitted on an event last recorded in a capturing stream": (907, "Search for `cudaErrorCapturedEvent'"),
 }  # fmt: skip
 """What CUDA says, with its number and what torch adds."""

@@ -37,6 +37,7 @@ from kernbench.torch_backend.gpu.memory.host_memory import explain_operation
 from kernbench.torch_backend.gpu.tensors.nested_tensors import as_rows, is_nested, is_view
 from kernbench.torch_backend.gpu.tensors.pinning import is_pinned, pinned
 from kernbench.torch_backend.gpu.tensors.placement import PLAIN, block_of, is_described, place, place_result, recount
+from kernbench.torch_backend.operations import capture_rules
 from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.operations.capturing import capture
 from kernbench.torch_backend.operations.computing import Executor
@@ -258,6 +259,8 @@ class Recorder(TorchDispatchMode):
             quiet = self._allows(call) and quiet
         if operator.check is not None and self._capability and not device.inside_operation:
             operator.check(self._capability, args, kwargs)
+        if host.capture is not None and operator.kind > VIEW and not device.inside_operation:
+            capture_rules.check(call, functools.partial(_is_helper, device))
         if operator.kind == SKIP and host.watcher is not None:
             with host.watcher.within():
                 return self._computed(call)

@@ -201,14 +201,25 @@ def _generator(device: Any = None) -> torch.Generator:
     return _mine().generators.of(bound_devices().number(device))
 
 
+def _reseed(seed: int) -> int:
+    """Raise RuntimeError, as torch does, if a graph is captured whose generator has another seed."""
+    mine = current_device()
+    if mine is not None and mine.host.capture is not None and _generator().initial_seed() != int(seed):
+        raise RuntimeError(
+            "CUDAGeneratorImpl::set_current_seed can be called during stream capture only if new seed is the same as the "
+            "original seed."
+        )
+    return int(seed)
+
+
 def manual_seed(seed: int) -> None:
-    _generator().manual_seed(int(seed))
+    _generator().manual_seed(_reseed(seed))
 
 
 def manual_seed_all(seed: int) -> None:
     mine = current_device()
     if mine is not None:
-        mine.generators.seed_all(int(seed))
+        mine.generators.seed_all(_reseed(seed))
 
 
 def seed() -> None:
