@@ -27,7 +27,7 @@ LETTERS = {
 }  # fmt: skip
 """Formats, as C++ names them."""
 
-_IN_C = {
+IN_C = {
     torch.float32: "float", torch.float64: "double", torch.float16: "c10::Half", torch.bfloat16: "c10::BFloat16",
     torch.int64: "long long", torch.int32: "int", torch.int16: "short", torch.int8: "signed char", torch.uint8: "unsigned char",
     torch.bool: "bool",
@@ -112,9 +112,9 @@ def _histogram(args: Any) -> str:
 
 
 _UNLIKE: dict[str, Callable[[Any], str]] = {
-    "mm": _different(_MULTIPLIED, 0, 1, _IN_C),
-    "addmm": _either(_different(_MULTIPLIED, 1, 2, _IN_C), _different(_ADDED, 0, 2)),
-    "linear": _either(_different(_MULTIPLIED, 0, 1, _IN_C), _different(_ADDED, 2, 1)),
+    "mm": _different(_MULTIPLIED, 0, 1, IN_C),
+    "addmm": _either(_different(_MULTIPLIED, 1, 2, IN_C), _different(_ADDED, 0, 2)),
+    "linear": _either(_different(_MULTIPLIED, 0, 1, IN_C), _different(_ADDED, 2, 1)),
     "bmm": _different(_EXPECTED, 0, 1),
     "baddbmm": _either(_different(_EXPECTED, 1, 2), _different(_ADDED, 0, 2)),
     "mv": _different(_EXPECTED, 0, 1),
