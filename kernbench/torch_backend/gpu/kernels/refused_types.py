@@ -55,6 +55,7 @@ MISSING: dict[str, MissingKernel] = {
     "mm": MissingKernel(0, "addmm_cuda", _PRODUCTS),
     "linear": MissingKernel(0, "addmm_cuda", _PRODUCTS),
     "addmm": MissingKernel(1, "addmm_cuda", _PRODUCTS),
+    "addbmm": MissingKernel(1, "addmm_cuda", _PRODUCTS),
     "bmm": MissingKernel(0, "baddbmm_cuda", _PRODUCTS),
     "baddbmm": MissingKernel(1, "baddbmm_cuda", _PRODUCTS),
     "mv": MissingKernel(0, "addmv_impl_cuda", _PRODUCTS),
