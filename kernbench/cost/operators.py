@@ -88,7 +88,7 @@ class Operator:
         multiplied: positions of the operands that are multiplied: their format selects the engine.
         adds: whether the first operand is added to the product.
         groups: whether a batch of products is one of groups, of which each has operands of its own.
-        library: whose kernel it is (:mod:`kernbench.memory.workspaces`); ``""``: torch's own, or nobody's that is known.
+        library: whose kernel it is (:mod:`kernbench.memory.workspaces`); ``""``: torch's own, or another's.
         scratch: bytes of each piece of memory that its kernels allocate while they run (:mod:`kernbench.cost.scratch`).
         flops: operations, of those that are modelled by them.
         share: of the device's peak that they reach.

@@ -25,8 +25,9 @@ def names() -> dict[str, Any]:
     parameter = nn.Parameter(torch.ones(3, device="cuda"))
     parameter.grad = torch.ones(3, device="cuda")
     return {
-        "torch": torch, "F": F, "nn": nn, "X": torch.ones(1, 1, 4, 4, device="cuda"), "W": torch.ones(1, 1, 3, 3, device="cuda"),
-        "Q": torch.eye(3, device="cuda"), "I3": torch.tensor([0, 1, 2], device="cuda"), "R": torch.cuda.get_rng_state(),
+        "torch": torch, "F": F, "nn": nn, "X": torch.ones(1, 1, 4, 4, device="cuda"),
+        "W": torch.ones(1, 1, 3, 3, device="cuda"), "Q": torch.eye(3, device="cuda"),
+        "I3": torch.tensor([0, 1, 2], device="cuda"), "R": torch.cuda.get_rng_state(),
         "PW": parameter, "GEN": torch.Generator("cuda"),
     }  # fmt: skip
 

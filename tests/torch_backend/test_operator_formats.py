@@ -1,5 +1,6 @@
-"""Every operator of torch's own samples, in every format that CUDA takes: it runs on a simulated GPU, with the values of a wider
-format; and what CUDA takes in no such format, and a CPU does, is refused.
+"""Every operator of torch's own samples runs in every format that CUDA takes, with the values of a wider one.
+
+What a CPU takes in a format that CUDA does not is refused.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ QUICK = ("sum", "exp", "abs", "mm", "nansum", "lerp", "polygamma", "nn.functiona
 """Of each kind one, and those that were wrong once: for every change."""
 
 WIDE = {
-    torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64, torch.complex64: torch.complex128,
-    torch.complex32: torch.complex128,
+    torch.float16: torch.float64, torch.bfloat16: torch.float64, torch.float32: torch.float64,
+    torch.complex64: torch.complex128, torch.complex32: torch.complex128,
 }  # fmt: skip
 FORMATS = (*WIDE, torch.int64, torch.bool, torch.uint8)
 CLOSE = {torch.float32: 1e-3, torch.complex64: 1e-3, torch.float16: 2e-2, torch.complex32: 5e-2, torch.bfloat16: 1e-1}
@@ -39,13 +40,14 @@ NOT_HERE = {
 """Operators, by what their names begin with, that do not run in all of CUDA's formats, and why."""
 
 OTHER_VALUES = (
-    "empty", "rand", "dropout", "bernoulli", "multinomial", "normal", "exponential", "cauchy", "geometric", "uniform", "log_normal",
-    "linalg.eig", "linalg.svd", "linalg.qr", "linalg.lu", "svd", "qr", "geqrf", "pca_lowrank", "svd_lowrank", "lu", "ormqr",
-    "linalg.householder", "linalg.ldl", "linalg.pinv", "linalg.lstsq", "pinverse", "nn.functional.fractional", "nn.functional.rrelu",
-    "nn.functional.feature_alpha", "matrix_exp", "linalg.matrix_exp", "polygamma", "nn.functional.soft_margin_loss", "grid_sampler",
-    "nn.functional.grid_sample", "nn.functional.multi_head", "nn.functional.scaled_dot", "linalg.cond", "linalg.matrix_rank",
-    "nn.functional.nll", "logit", "special.", "digamma", "mvlgamma", "lgamma", "resize", "as_strided", "to_sparse", "new_",
-    "nn.functional.embedding_bag", "addbmm", "pow", "float_power", "floor_divide", "remainder", "fmod", "div.floor", "div.trunc", "round", "frac", "sgn",
+    "empty", "rand", "dropout", "bernoulli", "multinomial", "normal", "exponential", "cauchy", "geometric", "uniform",
+    "log_normal", "linalg.eig", "linalg.svd", "linalg.qr", "linalg.lu", "svd", "qr", "geqrf", "pca_lowrank", "svd_lowrank",
+    "lu", "ormqr", "linalg.householder", "linalg.ldl", "linalg.pinv", "linalg.lstsq", "pinverse",
+    "nn.functional.fractional", "nn.functional.rrelu", "nn.functional.feature_alpha", "matrix_exp", "linalg.matrix_exp",
+    "polygamma", "nn.functional.soft_margin_loss", "grid_sampler", "nn.functional.grid_sample", "nn.functional.multi_head",
+    "nn.functional.scaled_dot", "linalg.cond", "linalg.matrix_rank", "nn.functional.nll", "logit", "special.", "digamma",
+    "mvlgamma", "lgamma", "resize", "as_strided", "to_sparse", "new_", "nn.functional.embedding_bag", "addbmm", "pow",
+    "float_power", "floor_divide", "remainder", "fmod", "div.floor", "div.trunc", "round", "frac", "sgn",
 )  # fmt: skip
 """Operators whose values are drawn, not unique, or leap where 16 bits round; they are run, and not compared."""
 
@@ -128,7 +130,8 @@ def _faults(operators: Iterable[tuple[str, Any]]) -> dict[str, str]:
 
 
 ALLOWED = ("native_dropout_backward", "scatter_reduce", "torch.ops.aten", "_scaled_mm", "angle", "histc", "norm", "einsum",
-           "addbmm", "fft.", "nn.functional.local_response_norm", "nn.functional.avg_pool1d", "histogram", "inner", "tensordot")  # fmt: skip
+           "addbmm", "fft.", "nn.functional.local_response_norm", "nn.functional.avg_pool1d", "histogram", "inner",
+           "tensordot")  # fmt: skip
 """Operators that torch's table says CUDA has no format of, without asking a kernel: those are not refused here."""
 
 

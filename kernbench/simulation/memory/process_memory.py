@@ -251,7 +251,8 @@ class ProcessMemory:
         if graph is not None:
             graph.broken = True
             raise RuntimeError(
-                f"{NOT_IN_A_CAPTURE[library]}: its first call on this GPU is in the capture of a CUDA graph; call it once before"
+                f"{NOT_IN_A_CAPTURE[library]}: its first call on this GPU is in the capture of a CUDA graph; call it "
+                "once before"
             )
         self._opened.add(library)
 

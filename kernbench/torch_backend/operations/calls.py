@@ -24,13 +24,14 @@ class OperatorCall:
         cost: of the operation, as it was put on its stream; None: it was not.
         library, scratch: what it needs of the GPU's memory besides (:class:`~kernbench.torch_backend.operations.plans.Plan`).
         over_links: whether some of what it reads may be in other SIPs' memory.
-        computed_wide: whether the CPU has no kernel for its formats (:mod:`kernbench.torch_backend.operations.narrow_formats`).
+        computed_wide: whether the CPU has no kernel for its formats
+            (:mod:`~kernbench.torch_backend.operations.narrow_formats`).
         kept: what listeners keep from one stage to the next, by listener.
     """
 
     __slots__ = (
-        "args", "computed_wide", "cost", "device", "inputs", "kept", "kwargs", "library", "operator", "outputs", "over_links", "result",
-        "scratch",
+        "args", "computed_wide", "cost", "device", "inputs", "kept", "kwargs", "library", "operator", "outputs", "over_links",
+        "result", "scratch",
     )  # fmt: skip
 
     def __init__(self, device: RankDevice, operator: TorchOperator, args: Any, kwargs: Any) -> None:

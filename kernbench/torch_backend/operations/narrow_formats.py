@@ -54,7 +54,10 @@ NOTHING: Any = object()
 
 
 def again(operator: TorchOperator, args: Any, kwargs: Any, error: Exception) -> Any:
-    """The result of a call for which the CPU has no kernel, computed in a wider format; :data:`NOTHING` if no GPU has one either."""
+    """The result of a call for which the CPU has no kernel, computed in a wider format.
+
+    :data:`NOTHING` if no GPU has one either.
+    """
     formats = _TAKEN.get(operator.name.rstrip("_"))
     given = listed_tensors((*args, *kwargs.values()))
     if formats is None or not _NO_KERNEL.search(str(error)) or all(block_of(each) is None for each in given):

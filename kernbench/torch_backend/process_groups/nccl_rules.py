@@ -54,8 +54,8 @@ def rooted(op: str, what: str, own: torch.Tensor, parts: Sequence[torch.Tensor],
         if part.shape != own.shape:
             sizes = [part.numel() for part in parts]
             raise CallError(
-                f"{group}: invalid tensor size at index {at} (expected ({_written(own)}), got ({_written(part)})): {op}: {what} "
-                f"tensors have {sizes} elements, expected {own.numel()} each"
+                f"{group}: invalid tensor size at index {at} (expected ({_written(own)}), got ({_written(part)})): {op}: "
+                f"{what} tensors have {sizes} elements, expected {own.numel()} each"
             )
 
 

@@ -26,7 +26,7 @@ RELIES_ON = (
     Reliance("torch._C._current_graph_task_id", "it is negative outside backward"),
 )  # fmt: skip
 
-sequence_number: Any = torch.autograd._get_sequence_nr  # type: ignore[attr-defined]
+sequence_number: Any = torch.autograd._get_sequence_nr
 
 MOST = 4096
 """Changes of stream that are remembered."""

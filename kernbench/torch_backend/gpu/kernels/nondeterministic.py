@@ -1,8 +1,8 @@
 """Operators whose kernels on a GPU sum, or write, in an order that differs from run to run.
 
 Where the program wants none of them (``torch.use_deterministic_algorithms(True)``), torch raises, or warns, when one is called.
-It does in C++ that only a build with CUDA has: the names are those of its kernels, and the set is that of torch 2.11 (what has a
-deterministic kernel besides, ``scatter_add`` or ``cumsum``, takes that one there and is not refused).
+It does in C++ that only a build with CUDA has: the names are those of its kernels, and the set is that of torch 2.11 (what has
+a deterministic kernel besides, ``scatter_add`` or ``cumsum``, takes that one there and is not refused).
 """
 
 from __future__ import annotations
