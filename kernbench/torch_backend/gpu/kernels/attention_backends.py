@@ -15,7 +15,7 @@ import torch
 from kernbench.torch_backend.gpu.kernels.refused_types import IN_C, LETTERS
 
 
-class AttentionCall(NamedTuple):
+class AskedAttention(NamedTuple):
     """An attention that is asked for."""
 
     query: torch.Tensor
@@ -38,7 +38,7 @@ class AttentionCall(NamedTuple):
         return f"{first}, {second}, {third}"
 
 
-def _dimensions(of: AttentionCall) -> str:
+def _dimensions(of: AskedAttention) -> str:
     if all(each.dim() == 4 for each in of.operands):
         return ""
     return (
@@ -47,7 +47,7 @@ def _dimensions(of: AttentionCall) -> str:
     )
 
 
-def _formats(of: AttentionCall, *allowed: torch.dtype) -> str:
+def _formats(of: AskedAttention, *allowed: torch.dtype) -> str:
     if all(each.dtype in allowed for each in of.operands):
         return ""
     query, key, value = (IN_C.get(each.dtype, str(each.dtype)) for each in of.operands)
@@ -57,7 +57,7 @@ def _formats(of: AttentionCall, *allowed: torch.dtype) -> str:
     )
 
 
-def _heads(of: AttentionCall, grouped: bool) -> str:
+def _heads(of: AskedAttention, grouped: bool) -> str:
     query, key, value = of.operands
     alike = query.shape[0] == key.shape[0] == value.shape[0] and key.shape[1] == value.shape[1]
     if alike and (query.shape[1] == key.shape[1] or (grouped and of.grouped and query.shape[1] % key.shape[1] == 0)):
@@ -68,7 +68,7 @@ def _heads(of: AttentionCall, grouped: bool) -> str:
     return f"Both fused kernels require query, key and value to have the same batch_size and num_heads. {sizes}"
 
 
-def _flash(of: AttentionCall) -> str:
+def _flash(of: AskedAttention) -> str:
     if not torch.backends.cuda.flash_sdp_enabled():
         return "Flash attention has been runtime disabled."
     widths = {each.shape[-1] for each in of.operands}
@@ -86,7 +86,7 @@ def _flash(of: AttentionCall) -> str:
     )
 
 
-def _efficient(of: AttentionCall) -> str:
+def _efficient(of: AskedAttention) -> str:
     if not torch.backends.cuda.mem_efficient_sdp_enabled():
         return "Memory Efficient attention has been runtime disabled."
     step = 16 // of.query.element_size()
@@ -103,7 +103,7 @@ def _efficient(of: AttentionCall) -> str:
     )
 
 
-def _cudnn(of: AttentionCall) -> str:
+def _cudnn(of: AskedAttention) -> str:
     if not torch.backends.cuda.cudnn_sdp_enabled():
         return "cuDNN attention has been runtime disabled."
     widths = [each.shape[-1] for each in of.operands]
@@ -116,12 +116,12 @@ def _cudnn(of: AttentionCall) -> str:
     )
 
 
-_BACKENDS: tuple[tuple[str, Callable[[AttentionCall], str]], ...] = (
+_BACKENDS: tuple[tuple[str, Callable[[AskedAttention], str]], ...] = (
     ("Memory efficient", _efficient), ("Flash attention", _flash), ("cuDNN attention", _cudnn),
 )  # fmt: skip
 
 
-def refuse(of: AttentionCall) -> None:
+def refuse(of: AskedAttention) -> None:
     """Raise RuntimeError, after warnings that say why, if the program allows no kernel that takes an attention."""
     if torch.backends.cuda.math_sdp_enabled():
         return

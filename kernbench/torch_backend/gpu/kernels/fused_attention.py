@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from kernbench.torch_backend.gpu.kernels.attention_backends import AttentionCall, refuse
+from kernbench.torch_backend.gpu.kernels.attention_backends import AskedAttention, refuse
 from kernbench.torch_backend.gpu.tensors.placement import PLAIN, block_of
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
@@ -79,7 +79,7 @@ def install(patches: Patches) -> None:
                 return found
         _refuse_apart(query, key, value)
         if _is_plain_on_a_gpu(query, key, value):
-            refuse(AttentionCall(query, key, value, attn_mask, enable_gqa))
+            refuse(AskedAttention(query, key, value, attn_mask, enable_gqa))
         if _is_jagged(query, key, value) and attn_mask is None:
             return _of_sequences(attention, (query, key, value), dropout_p, is_causal, scale, enable_gqa)
         if _is_cudnn(query, key, value, attn_mask, dropout_p):
