@@ -18,7 +18,8 @@ import kernbench
 
 SHARDS = 12
 QUICK = ("sum", "exp", "abs", "mm", "nansum", "lerp", "polygamma", "nn.functional.avg_pool3d", "nn.functional.avg_pool2d",
-         "nn.functional.max_pool2d", "addbmm", "igamma", "nn.functional.conv2d", "amax", "pow", "trace", "histc")  # fmt: skip
+         "nn.functional.max_pool2d", "addbmm", "igamma", "nn.functional.conv2d", "amax", "pow", "trace", "histc",
+         "nn.functional.bilinear", "nn.functional.rms_norm")  # fmt: skip
 """Of each kind one, and those that were wrong once: for every change."""
 
 WIDE = {
@@ -32,8 +33,8 @@ NOT_HERE = {
     "jiterator": "compiles CUDA C++",
     "fft.": "16 bits: C++ refuses them before an operator is called",
     "sparse.": "CSR tensors have no storage that a GPU's memory could be noted with",
-    "ops.aten._flash_attention_forward": "CUDA's own operator, which nobody calls",
-    "ops.aten._efficient_attention_forward": "CUDA's own operator, which nobody calls",
+    "torch.ops.aten._flash_attention_forward": "CUDA's own operator: programs call the function",
+    "torch.ops.aten._efficient_attention_forward": "CUDA's own operator: programs call the function",
     "histogram": "is on neither",
     "nn.functional.conv": "complex numbers of 16 bits are composed of products that a CPU has none of",
 }

@@ -62,7 +62,7 @@ def _fused_norm(stock: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def rms_norm(
         input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
     ) -> Tensor:
-        if not _on_a_gpu(input) or (weight is not None and weight.dtype is not input.dtype):
+        if not _on_a_gpu(input) or input.is_complex() or (weight is not None and weight.dtype is not input.dtype):
             return stock(input, normalized_shape, weight, eps)
         found: Tensor = torch.ops.aten._fused_rms_norm(input, normalized_shape, weight, eps)[0]
         return found

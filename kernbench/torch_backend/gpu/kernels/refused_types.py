@@ -60,6 +60,7 @@ MISSING: dict[str, MissingKernel] = {
     "baddbmm": MissingKernel(1, "baddbmm_cuda", _PRODUCTS),
     "mv": MissingKernel(0, "addmv_impl_cuda", _PRODUCTS),
     "addmv": MissingKernel(1, "addmv_impl_cuda", _PRODUCTS),
+    "_trilinear": MissingKernel(0, "baddbmm_cuda", _PRODUCTS),
     "dot": MissingKernel(0, "dot", _PRODUCTS),
     "vdot": MissingKernel(0, "vdot", _PRODUCTS),
     "max_pool2d_with_indices": MissingKernel(0, "max_pool2d_with_indices_out_cuda_frame", _WHOLE),
