@@ -7,6 +7,12 @@ from typing import Any
 import torch
 
 from kernbench.torch_backend.gpu.kernels import functional_collectives, fused_attention, wide_products, wide_softmax
+from kernbench.torch_backend.relies_on import Reliance
+
+RELIES_ON = (
+    Reliance("torch.ops.aten._native_batch_norm_legit_no_training.default", "weight and bias follow the input", has=("_op",)),
+    Reliance("torch.ops.aten.native_batch_norm_backward.default._op", "gradient, input and weight come first"),
+)  # fmt: skip
 
 
 def _histc(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
