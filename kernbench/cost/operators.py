@@ -40,7 +40,7 @@ from kernbench.cost.scratch import (
     sampled,
     sorted_rows,
 )
-from kernbench.memory.workspaces import BLAS, LT
+from kernbench.memory.workspaces import BLAS, DNN, FFT, LT, SOLVER
 from kernbench.topology.dtypes import ITEM_BYTES
 
 
@@ -88,7 +88,7 @@ class Operator:
         multiplied: positions of the operands that are multiplied: their format selects the engine.
         adds: whether the first operand is added to the product.
         groups: whether a batch of products is one of groups, of which each has operands of its own.
-        library: whose product it is (:mod:`kernbench.memory.workspaces`); ``""``: it needs no workspace of one.
+        library: whose kernel it is (:mod:`kernbench.memory.workspaces`); ``""``: torch's own, or another's.
         scratch: bytes of each piece of memory that its kernels allocate while they run (:mod:`kernbench.cost.scratch`).
         flops: operations, of those that are modelled by them.
         share: of the device's peak that they reach.
@@ -393,6 +393,10 @@ def _works(
     return Operator(model=Model.WORK, flops=flops, share=share, matrix=matrix, panels=panels)
 
 
+def _factors(flops: Callable[[Shapes, Shapes], float], share: float) -> Operator:
+    return replace(_works(flops, share), library=SOLVER)
+
+
 _VIEW, _METADATA, _ALLOCATION, _HOST_READ = (
     Operator(kind) for kind in (Kind.VIEW, Kind.METADATA, Kind.ALLOCATION, Kind.HOST_READ)
 )
@@ -570,7 +574,7 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     ),
     ("topk kthvalue median nanmedian", _moves("selected", _selected, launches=3)),
     ("nonzero nonzero_static masked_select repeat_interleave", _moves("copy", _twice_read, launches=3)),
-    ("fft_c2c fft_c2r fft_r2c", _moves("copy", _transformed)),
+    ("fft_c2c fft_c2r fft_r2c", replace(_moves("copy", _transformed), library=FFT)),
     # -- products
     (
         "sparse_mm sparse_sparse_matmul sparse_mm_reduce_impl sparse_mm_reduce_impl_backward",
@@ -597,11 +601,11 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
         miopen_convolution mkldnn_convolution slow_conv2d_forward slow_conv3d_forward slow_conv_dilated2d
         slow_conv_dilated3d slow_conv_transpose2d slow_conv_transpose3d conv_depthwise2d conv_depthwise3d
         nnpack_spatial_convolution mkldnn::_convolution_pointwise""",
-        _multiplies(_convolution),
+        _multiplies(_convolution, library=DNN),
     ),
     (
         "convolution_backward convolution_backward_overrideable slow_conv2d_backward",
-        _multiplies(_convolution_backward, 0, 1, 2),
+        _multiplies(_convolution_backward, 0, 1, 2, library=DNN),
     ),
     ("trilinear", _works(_trilinear, 0.5, panels=False)),
     ("mkldnn_rnn_layer", _multiplies(_recurrent)),
@@ -630,19 +634,19 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     ("cudnn_attention_forward", _attends(sequence=1, variant="cudnn")),
     ("cudnn_attention_backward", _attends(1, sequence=1, variant="cudnn")),
     # -- linear algebra: Golub and Van Loan, Matrix Computations, 4th ed.
-    ("linalg_cholesky_ex cholesky linalg_ldl_factor_ex", _works(_cubic(1 / 3), _FACTORIZATION)),
-    ("linalg_lu linalg_lu_factor_ex linalg_det linalg_slogdet", _works(_cubic(2 / 3), _FACTORIZATION)),
-    ("linalg_qr geqrf linalg_householder_product", _works(_cubic(2), _FACTORIZATION)),
-    ("linalg_inv_ex cholesky_inverse", _works(_cubic(2), _FACTORIZATION)),
-    ("linalg_pinv", _works(_cubic(22), _DECOMPOSITION)),
+    ("linalg_cholesky_ex cholesky linalg_ldl_factor_ex", _factors(_cubic(1 / 3), _FACTORIZATION)),
+    ("linalg_lu linalg_lu_factor_ex linalg_det linalg_slogdet", _factors(_cubic(2 / 3), _FACTORIZATION)),
+    ("linalg_qr geqrf linalg_householder_product", _factors(_cubic(2), _FACTORIZATION)),
+    ("linalg_inv_ex cholesky_inverse", _factors(_cubic(2), _FACTORIZATION)),
+    ("linalg_pinv", _factors(_cubic(22), _DECOMPOSITION)),
     ("linalg_matrix_exp", _works(_cubic(20), _FACTORIZATION)),
-    ("linalg_eigh", _works(_cubic(9), _DECOMPOSITION)),
-    ("linalg_svd", _works(_cubic(22), _DECOMPOSITION)),
+    ("linalg_eigh", _factors(_cubic(9), _DECOMPOSITION)),
+    ("linalg_svd", _factors(_cubic(22), _DECOMPOSITION)),
     ("linalg_matrix_sqrth", _works(_cubic(9 + 2), _DECOMPOSITION)),  # of linalg_eigh, and a product
     ("linalg_polar", _works(_cubic(22 + 4), _DECOMPOSITION)),  # of linalg_svd, and two products: torch without nvmath-python
-    ("linalg_eig linalg_eigvals", _works(_cubic(25), _DECOMPOSITION)),
-    ("linalg_solve_ex spsolve", _works(_solved(0, 1, 2 / 3), _FACTORIZATION)),
-    ("linalg_lstsq", _works(_solved(0, 1, 2), _FACTORIZATION)),
+    ("linalg_eig linalg_eigvals", _factors(_cubic(25), _DECOMPOSITION)),
+    ("linalg_solve_ex spsolve", _factors(_solved(0, 1, 2 / 3), _FACTORIZATION)),
+    ("linalg_lstsq", _factors(_solved(0, 1, 2), _FACTORIZATION)),
     ("linalg_solve_triangular", _works(_solved(0, 1), _FACTORIZATION)),
     ("triangular_solve cholesky_solve cholesky_solve_helper", _works(_solved(1, 0), _FACTORIZATION)),
     ("linalg_lu_solve linalg_ldl_solve ormqr", _works(_solved(0, 2), _FACTORIZATION)),

@@ -112,6 +112,8 @@ def reduced(itemsize: int = 0) -> Scratch:
 def _dims(given: Operand, made: Operand, args: Sequence[Any]) -> set[int]:
     """The dimensions that are reduced."""
     rank = len(given.shape)
+    if not rank:
+        return set()
     for each in args[1:]:
         if isinstance(each, list | tuple) and each and all(type(dim) is int for dim in each):
             return {dim % rank for dim in each}

@@ -15,6 +15,17 @@ KIB = 1 << 10
 BLAS, LT = "blas", "lt"
 """Which library multiplies: cuBLAS, or cuBLASLt, whose calls take cuBLAS's handle, too."""
 
+DNN, SOLVER, FFT = "dnn", "solver", "fft"
+"""Libraries that have no workspace of this kind: cuDNN, cuSOLVER, cuFFT."""
+
+NOT_IN_A_CAPTURE = {
+    BLAS: "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    DNN: "cuDNN error: CUDNN_STATUS_NOT_INITIALIZED",
+    SOLVER: "cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR, when calling `cusolverDnCreate(handle)`",
+    FFT: "cuFFT error: CUFFT_INTERNAL_ERROR",
+}
+"""What the first call of a library says if it is in a CUDA graph's capture: a handle cannot be made there."""
+
 LARGE = 32 << 20
 """Of Hopper and Blackwell, bytes; of AMD's devices, too, but for:"""
 MI300 = 128 << 20

@@ -83,7 +83,7 @@ class HostReads:
         ``pinned``: it is to memory that is.
         """
         host = self.hosts.current()
-        if host.capture is not None:
+        if waits and host.capture is not None:
             host.capture.forbid()
         if waits and host.sync_debug:
             self.synchronizing(host)

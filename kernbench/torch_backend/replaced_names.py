@@ -27,6 +27,7 @@ from kernbench.torch_backend.gpu.names import (
     cuda_names,
     host_results,
     storages,
+    tensor_groups,
     tensor_methods,
     torch_classes,
     torch_functions,
@@ -174,7 +175,7 @@ class ReplacedNames:
         self.futures.install(names)
         for module in (
             cuda_names, memory_names, memory_owners, torch_classes, torch_functions, storages, fused_operators,
-            fused_attention, tensor_methods, profiling, host_results,
+            fused_attention, tensor_methods, tensor_groups, profiling, host_results,
             triton_benchmarks,
         ):  # fmt: skip
             module.install(names)

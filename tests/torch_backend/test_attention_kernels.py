@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -60,3 +65,60 @@ def test_cudnn_alone_is_its_kernel_with_grouped_queries(data: bool) -> None:
     assert strides[0] == strides[1]
     if data:
         torch.testing.assert_close(found["cudnn"], found["math"], atol=0.1, rtol=0.05)
+
+
+FACTS: dict[str, list[str]] = json.loads(Path(__file__).with_name("cuda_refusals.json").read_text())["attention"]
+"""By attention that is restricted to one kernel: what a GPU says, and what it warns of; empty: the kernel takes it."""
+
+
+@pytest.mark.parametrize("data", [True, False], ids=["data", "no-data"])
+def test_a_kernel_that_the_program_insists_on_may_not_take_it(data: bool) -> None:
+    kinds = {"FLASH": SDPBackend.FLASH_ATTENTION, "EFFICIENT": SDPBackend.EFFICIENT_ATTENTION,
+             "CUDNN": SDPBackend.CUDNN_ATTENTION}  # fmt: skip
+
+    def attend(kind: str, query: torch.Tensor, **how: Any) -> list[str]:
+        with warnings.catch_warnings(record=True) as seen, sdpa_kernel(kinds[kind]):
+            warnings.simplefilter("always")
+            try:
+                assert F.scaled_dot_product_attention(query, query, query, **how).shape == query.shape
+            except RuntimeError as error:
+                return [f"RuntimeError: {error}", *(str(each.message) for each in seen)]
+        return [""]
+
+    found: dict[str, list[str]] = {}
+
+    def body(rank: int) -> None:
+        names = {
+            "S": attend, "torch": torch, "h": torch.float16,
+            "c": lambda *shape, dt=torch.float32: torch.ones(*shape, device="cuda").to(dt),
+        }  # fmt: skip
+        found.update({text: eval(text, names) for text in FACTS})
+
+    with kernbench.simulate("dgx_h100", enable_data=data) as ctx:
+        ctx.multiprocessing.spawn(body, nprocs=1)
+    assert found == FACTS
+
+
+def test_cudnns_kernel_takes_a_mask() -> None:
+    made = torch.Generator().manual_seed(0)
+    parts = [torch.randn(1, 2, 16, 64, generator=made).bfloat16() for _ in range(3)]
+    mask = torch.rand(16, 16, generator=made) > 0.3
+
+    def gradients(*parts: torch.Tensor, mask: torch.Tensor) -> list[torch.Tensor]:
+        leaves = [each.clone().requires_grad_() for each in parts]
+        out = F.scaled_dot_product_attention(*leaves, attn_mask=mask)
+        out.float().square().sum().backward()
+        return [out.detach().float().cpu(), *(each.grad.float().cpu() for each in leaves if each.grad is not None)]
+
+    with sdpa_kernel(SDPBackend.MATH):
+        wanted = gradients(*(each.double() for each in parts), mask=mask)
+    found: list[torch.Tensor] = []
+
+    def body(rank: int) -> None:
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            found.extend(gradients(*(each.cuda() for each in parts), mask=mask.cuda()))
+
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(body, nprocs=1)
+    for mine, other in zip(found, wanted, strict=True):
+        torch.testing.assert_close(mine, other, rtol=3e-2, atol=3e-2)

@@ -21,7 +21,7 @@ def said(call: Callable[[], Any], system: str, data: bool) -> str:
         try:
             call()
             found.append("")
-        except RuntimeError as error:
+        except (RuntimeError, ValueError) as error:
             found.append(str(error))
 
     with kernbench.simulate(system, enable_data=data) as ctx:

@@ -77,8 +77,9 @@ def _two_of_them(rank: int) -> None:
     assert torch.cuda.current_device() == rank  # `cuda` is a rank's own
     assert [uuid_at(0), uuid_at(1)] == uuids(6, 5)
     assert torch.ones(2, device="cuda").device == torch.device("cuda", rank)
-    with pytest.raises(RuntimeError, match=r"invalid device ordinal 2: CUDA_VISIBLE_DEVICES=6,5 leaves 2 devices"):
+    with pytest.raises(torch.AcceleratorError, match=r"^CUDA error: invalid device ordinal\n") as found:
         torch.ones(2, device="cuda:2")
+    assert str(found.value).endswith("\ncuda:2: CUDA_VISIBLE_DEVICES=6,5 leaves 2 devices")
     dist.init_process_group("nccl")
     mine, _ = dist.new_subgroups()  # of as many as there are GPUs
     x = torch.full((4,), rank + 1.0, device=f"cuda:{rank}")

@@ -45,7 +45,7 @@ from kernbench.memory.modules import ModuleUse
 from kernbench.memory.remedies import ProgramState
 from kernbench.memory.report import OutOfMemoryReport
 from kernbench.memory.settings import AllocatorSettings
-from kernbench.memory.workspaces import BLAS, LT, Workspaces
+from kernbench.memory.workspaces import BLAS, LT, NOT_IN_A_CAPTURE, Workspaces
 from kernbench.sim_engine import GraphEngine
 from kernbench.sim_engine.data_executor import Pick
 from kernbench.sim_engine.operation import Operation
@@ -181,6 +181,7 @@ class ProcessMemory:
         self.graph_pools: dict[int, SettledPool] = {}
         self.seeds: dict[int, object] = {}
         self._workspaces: dict[tuple[str, bool, str], Entry | None] = {}
+        self._opened: set[str] = set()
         self._workspace_sizes = memories.workspace_sizes
         self._closed = False
         self._noticeable = 1
@@ -229,6 +230,9 @@ class ProcessMemory:
         """Before a product by a library (:mod:`kernbench.memory.workspaces`): the workspace of the current stream, and of the
         thread that multiplies, which is the backward pass's own in one. Raises ``torch.OutOfMemoryError``."""
         host = self.host
+        self._open(BLAS if library == LT else library)
+        if library not in (BLAS, LT):
+            return
         place = host.stream, host.phase % PHASES == BACKWARD, library
         if place in self._workspaces or not host.takes_memory or self._closed:
             return
@@ -239,6 +243,19 @@ class ProcessMemory:
             entry = self.take(sizes.lt if library == LT else sizes.blas)
             claim(entry, WORKSPACES)
             self._workspaces[place] = entry
+
+    def _open(self, library: str) -> None:
+        """A library is called. Raises RuntimeError, in its words, if that is for the first time and in a capture."""
+        if library in self._opened:
+            return
+        graph = self.host.capture
+        if graph is not None:
+            graph.broken = True
+            raise RuntimeError(
+                f"{NOT_IN_A_CAPTURE[library]}: its first call on this GPU is in the capture of a CUDA graph; call it "
+                "once before"
+            )
+        self._opened.add(library)
 
     def drop_workspaces(self) -> None:
         """Give them back, until they are needed again."""

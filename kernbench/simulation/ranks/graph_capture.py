@@ -9,17 +9,24 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NoReturn, Protocol
 
 from kernbench.cost.work import Cost
 from kernbench.order import GraphOrder
 from kernbench.sim_engine.operation import Operation
+from kernbench.simulation.ranks.accelerator_errors import cuda_error
 
-NOT_PERMITTED = "CUDA error: operation not permitted when stream is capturing"
+NOT_PERMITTED = "operation not permitted when stream is capturing"
 """What CUDA says when a host waits for a device, or looks at its memory, during a capture."""
 
-INVALIDATED = "CUDA error: operation failed due to a previous error during capture"
+INVALIDATED = "operation failed due to a previous error during capture"
 """What it says at the end of such a capture."""
+
+CAPTURED_EVENT = "operation not permitted on an event last recorded in a capturing stream"
+"""What it says when a host waits for a moment of the graph."""
+
+OUTSIDE = "operation would make the legacy stream depend on a capturing blocking stream"
+"""What it says of work on the default stream, which no capture reaches."""
 
 FOREIGN_GENERATOR = (
     "Attempt to increase offset for a CUDA generator not in capture mode: register the generator with the graph before "
@@ -52,6 +59,7 @@ class GraphCapture:
 
     Attributes:
         stream: on which the capture began; a replay has what was on it on the stream that it is launched on.
+        first_node: the number of autograd's node that is the first one of the capture.
         memory: what it has of its pool.
         steps: what a replay does, in order.
         nodes: kernels and copies among them.
@@ -63,8 +71,9 @@ class GraphCapture:
         order: what happens before what in a replay; None: no listener.
     """
 
-    def __init__(self, stream: str, memory: Recorded, order: GraphOrder | None = None) -> None:
+    def __init__(self, stream: str, memory: Recorded, order: GraphOrder | None = None, first_node: int = 0) -> None:
         self.stream = stream
+        self.first_node = first_node
         self.memory = memory
         self.order = order
         self.steps: list[Callable[[], Any]] = []
@@ -82,7 +91,6 @@ class GraphCapture:
     def draw(self, generator: Any) -> None:
         """Raise what CUDA says of a generator that does not belong to the graph."""
         if id(generator) not in self.random:
-            self.broken = True
             raise RuntimeError(FOREIGN_GENERATOR)
 
     def add(self, step: Callable[[], Any]) -> None:
@@ -99,10 +107,10 @@ class GraphCapture:
         self.kept.clear()
         return self.memory.forget()
 
-    def forbid(self) -> None:
-        """Raise what CUDA says of what it does not permit now."""
+    def forbid(self, words: str = NOT_PERMITTED) -> NoReturn:
+        """Raise what CUDA says of what it does not permit now. The capture is lost."""
         self.broken = True
-        raise RuntimeError(NOT_PERMITTED)
+        raise cuda_error(words)
 
     def enqueue(
         self, enqueue: Callable[..., Operation], host: Any, name: str, cost: Cost | None, sip: int,

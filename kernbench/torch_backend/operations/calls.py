@@ -24,12 +24,14 @@ class OperatorCall:
         cost: of the operation, as it was put on its stream; None: it was not.
         library, scratch: what it needs of the GPU's memory besides (:class:`~kernbench.torch_backend.operations.plans.Plan`).
         over_links: whether some of what it reads may be in other SIPs' memory.
+        computed_wide: whether the CPU has no kernel for its formats
+            (:mod:`~kernbench.torch_backend.operations.narrow_formats`).
         kept: what listeners keep from one stage to the next, by listener.
     """
 
     __slots__ = (
-        "args", "cost", "device", "inputs", "kept", "kwargs", "library", "operator", "outputs", "over_links", "result",
-        "scratch",
+        "args", "computed_wide", "cost", "device", "inputs", "kept", "kwargs", "library", "operator", "outputs", "over_links",
+        "result", "scratch",
     )  # fmt: skip
 
     def __init__(self, device: RankDevice, operator: TorchOperator, args: Any, kwargs: Any) -> None:
@@ -44,4 +46,5 @@ class OperatorCall:
         self.library = ""
         self.scratch: Sequence[int] = ()
         self.over_links = False
+        self.computed_wide = False
         self.kept: dict[Any, Any] = {}

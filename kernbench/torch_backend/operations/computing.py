@@ -9,6 +9,7 @@ import torch
 from kernbench.torch_backend.gpu.device.generators import home_of, is_of_gpu
 from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.gpu.tensors.placement import block_of
+from kernbench.torch_backend.operations import narrow_formats
 from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.operations.operators import TorchOperator
 
@@ -45,6 +46,16 @@ class ComputedValues:
 
     def compute(self, call: OperatorCall) -> Any:
         """See :class:`Executor`."""
+        try:
+            return self._compute(call)
+        except RuntimeError as error:  # NotImplementedError is one
+            result = narrow_formats.again(call.operator, call.args, call.kwargs or {}, error)
+            if result is narrow_formats.NOTHING:
+                raise
+            call.computed_wide = True
+            return result
+
+    def _compute(self, call: OperatorCall) -> Any:
         operator, args, kwargs = call.operator, call.args, call.kwargs
         if operator.draws and (kwargs or call.device.host.uses_gpu):
             return _draw(call.device, operator, args, kwargs or {})

@@ -24,7 +24,7 @@ from kernbench.torch_backend.gpu.kernels.program_kernels import (
     overload,
     tell,
 )
-from kernbench.torch_backend.gpu.kernels.scaled_products import refusal_of
+from kernbench.torch_backend.gpu.kernels.refusals import Check, depends_on_settings, refusal_of
 from kernbench.torch_backend.gpu.kernels.wide_products import widened
 from kernbench.torch_backend.gpu.memory.unwritten_parameters import marking
 from kernbench.torch_backend.operations import semantics
@@ -199,7 +199,7 @@ class TorchOperator:
         self.beside: Callable[[Any], list[Any]] | None = _strides if self.copies else None
         self.multiplies = self.allocates = self.host_reads = False
         self.row: Operator | None = None
-        self.check: Callable[[int, Any], None] | None = None
+        self.check: Check | None = None
         self.flag: tuple[Argument, bool] | None = None
         self.writes: tuple[Argument, ...] = ()
         self.unreturned: tuple[Argument, ...] = ()
@@ -227,7 +227,9 @@ class TorchOperator:
         self.one_kernel = compiled is not None
         self.without_values = compiled is not None and compiled.value is None
         self.multiplies = self.kind == CUSTOM or matrix or self.one_kernel or formula_of(func) is not None
-        self.check = refusal_of(self.name)
+        self.check = refusal_of(func)
+        if self.beside is None and depends_on_settings(func):
+            self.beside = lambda args: [torch.are_deterministic_algorithms_enabled()]
         row = find(self.name)
         if row is not None and (row.library or row.scratch is not None):
             self.row = row

@@ -225,7 +225,7 @@ class Plans:
         operator, cost = call.operator, call.cost
         recorded = memory is not None or not uses_gpu
         results = _results(call.result)
-        if results is None or (recorded and cost is None) or operator.check_depends(call.inputs):
+        if results is None or call.computed_wide or (recorded and cost is None) or operator.check_depends(call.inputs):
             return None
         plan = Plan(self._computes(operator, call))
         if self.hollow and not self._answered(plan, call, results):

@@ -31,10 +31,13 @@ from kernbench.simulation.ranks.listeners import Stages
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.values.capture_rollback import keep
 from kernbench.torch_backend.gpu.device.rank_device import RankDevice
+from kernbench.torch_backend.gpu.kernels.cuda_words import retold
+from kernbench.torch_backend.gpu.kernels.device_asserts import explain_assert
 from kernbench.torch_backend.gpu.memory.host_memory import explain_operation
 from kernbench.torch_backend.gpu.tensors.nested_tensors import as_rows, is_nested, is_view
 from kernbench.torch_backend.gpu.tensors.pinning import is_pinned, pinned
 from kernbench.torch_backend.gpu.tensors.placement import PLAIN, block_of, is_described, place, place_result, recount
+from kernbench.torch_backend.operations import capture_rules
 from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.operations.capturing import capture
 from kernbench.torch_backend.operations.computing import Executor
@@ -183,8 +186,8 @@ class Recorder(TorchDispatchMode):
         else:
             try:
                 result = plan.call(*args, **kwargs) if kwargs else plan.call(*args)
-            except RuntimeError as error:
-                explain_operation(error, self._who(), plan.title.name if plan.title else "an operation", args, kwargs)
+            except (RuntimeError, IndexError) as error:
+                self._explain(error, self._who(), _name_of(plan), args, kwargs)
                 raise
         title = plan.title
         if not title:
@@ -254,8 +257,10 @@ class Recorder(TorchDispatchMode):
                 _before_host_read(device, operator.name, args[0])
         if host.uses_gpu and not self._shared and operator.kind == COMPUTE and is_mixed(args, kwargs):
             quiet = self._allows(call) and quiet
-        if operator.check is not None and self._capability:
-            operator.check(self._capability, args)
+        if operator.check is not None and self._capability and not device.inside_operation:
+            operator.check(self._capability, args, kwargs)
+        if host.capture is not None and operator.kind > VIEW and not device.inside_operation:
+            capture_rules.check(call, functools.partial(_is_helper, device))
         if operator.kind == SKIP and host.watcher is not None:
             with host.watcher.within():
                 return self._computed(call)
@@ -311,8 +316,8 @@ class Recorder(TorchDispatchMode):
                     listener(call)
             try:
                 call.result = self._executor.compute(call)
-            except RuntimeError as error:
-                explain_operation(error, call.device, call.operator.name, call.args, call.kwargs)
+            except (RuntimeError, IndexError) as error:
+                self._explain(error, call.device, call.operator.name, call.args, call.kwargs)
                 raise
         if call.operator.resizes:
             for tensor in call.operator.written(call.args, call.kwargs):
@@ -320,6 +325,16 @@ class Recorder(TorchDispatchMode):
         for listener in stages.computed:
             listener(call)
         return call.result
+
+    def _explain(self, error: Exception, device: RankDevice, name: str, args: Any, kwargs: Any) -> None:
+        """Raise what a GPU would have said, or what is wrong on this machine, where that is what a kernel's error is about."""
+        if isinstance(error, RuntimeError):
+            explain_operation(error, device, name, args, kwargs)
+        if self._capability and not device.inside_operation:
+            explain_assert(error, name, args, kwargs)
+            told = retold(error, args, kwargs)
+            if told is not None:
+                raise told from error
 
     def _opened(self, call: OperatorCall) -> Any:
         """Run an operation that consists of others with the mode on, so that it sees them.
@@ -468,6 +483,10 @@ class Recorder(TorchDispatchMode):
 
 
 _nothing: Any = nullcontext()
+
+
+def _name_of(plan: Plan) -> str:
+    return plan.title.name.partition(".")[0] if plan.title else "an operation"
 
 
 def _functional_collective(device: RankDevice, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:

@@ -22,6 +22,7 @@ import torch
 
 from kernbench.simulation.memory.tensor_queries import listed_tensors, tells_of_looks
 from kernbench.torch_backend.gpu.device.rank_device import RankDevice
+from kernbench.torch_backend.gpu.kernels.refused_types import LETTERS
 from kernbench.torch_backend.gpu.tensors.placement import block_of
 from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.relies_on import Reliance
@@ -120,16 +121,10 @@ _UNCHECKED = frozenset(("_ctc_loss",))
 _ITERATE = frozenset(("complex", "polar", "ldexp", "ldexp_", "soft_margin_loss", "allclose"))
 """Functions without a kernel that iterate over what they are given."""
 
-_LETTERS = {
-    torch.float32: "Float", torch.float64: "Double", torch.float16: "Half", torch.bfloat16: "BFloat16", torch.int64: "Long",
-    torch.int32: "Int", torch.int16: "Short", torch.int8: "Char", torch.uint8: "Byte", torch.bool: "Bool",
-    torch.complex64: "ComplexFloat", torch.complex128: "ComplexDouble",
-}  # fmt: skip
-
 
 def type_of(tensor: torch.Tensor, *, on_gpu: bool) -> str:
     """What torch calls the type of a tensor with its device: ``torch.cuda.FloatTensor``."""
-    return f"torch.{'cuda.' if on_gpu else ''}{_LETTERS.get(tensor.dtype, str(tensor.dtype))}Tensor"
+    return f"torch.{'cuda.' if on_gpu else ''}{LETTERS.get(tensor.dtype, str(tensor.dtype))}Tensor"
 
 
 def _convolution(device: RankDevice, args: Any) -> str:

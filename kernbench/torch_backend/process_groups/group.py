@@ -18,7 +18,8 @@ import torch
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.errors import CallError
 from kernbench.simulation.memory.tensor_queries import plain
-from kernbench.torch_backend.process_groups import monitored_barrier
+from kernbench.torch_backend.gpu.tensors.placement import block_of
+from kernbench.torch_backend.process_groups import monitored_barrier, nccl_rules
 from kernbench.torch_backend.process_groups.arguments import (
     Tensors,
     cells_of,
@@ -46,6 +47,8 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
         """``out``: where the result goes, by default the tensor itself; ``algorithm``: an entry of ``ccl.yaml``."""
         tensor = one_tensor(tensors)
         if tensor.is_sparse:
+            if self.backend_name == "nccl" and block_of(tensor) is not None:
+                raise RuntimeError(nccl_rules.SPARSE)
             return self._sparse_all_reduce(tensor, opts)
         reduction = reduction_of(opts)
         target = tensor if out is None else plain(out)
@@ -94,6 +97,8 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
     def broadcast(self, tensors: Any, opts: Any = 0, timeout: Any = None) -> Work:
         tensor = one_tensor(tensors)
         root = root_of(opts)
+        if self._is_nccls(tensor):
+            nccl_rules.member("broadcast", root, self.size())
         return self._post(
             "broadcast", (tensor,), (tensor,), opts, shape=tuple(tensor.shape), dtype=tensor.dtype, root=root
         )
@@ -104,6 +109,8 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None) -> Work:
         tensor = one_tensor(tensors, "reduce", self.backend_name)
         root = root_of(opts)
+        if self._is_nccls(tensor):
+            nccl_rules.member("reduce", root, self.size())
         reduction = reduction_of(op if op is not None else opts if hasattr(opts, "reduceOp") else None)
         outputs = (tensor,) if root == self._rank else ()
         return self._post(
@@ -120,6 +127,8 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
     @dispatched("_allgather_base_", lambda group, got, given, *_: (got, given, group))
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         output, input = plain(output), plain(input)
+        if self._is_nccls(output):
+            nccl_rules.all_gather(output, input, self.size())
         if output.numel() != input.numel() * self.size():
             raise CallError(
                 f"all_gather: output has {output.numel()} elements, expected {self.size()} times the input's "
@@ -164,6 +173,8 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
         root = root_of(opts)
         outputs = tensor_list(output_tensors) if root == self._rank else []
         if root == self._rank:
+            if self._is_nccls(tensor):
+                nccl_rules.rooted("gather", "output", tensor, outputs, self.size())
             self._check_count("gather", "output", outputs, tensor.numel())
         return self._post("gather", (tensor,), outputs, opts, shape=tuple(tensor.shape), dtype=tensor.dtype, root=root)
 
@@ -175,6 +186,8 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
         root = root_of(opts)
         inputs = tensor_list(input_tensors) if root == self._rank else []
         if root == self._rank:
+            if self._is_nccls(tensor):
+                nccl_rules.rooted("scatter", "input", tensor, inputs, self.size())
             self._check_count("scatter", "input", inputs, tensor.numel())
         return self._post("scatter", inputs, (tensor,), opts, shape=tuple(tensor.shape), dtype=tensor.dtype, root=root)
 
@@ -193,6 +206,8 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
     @dispatched("_reduce_scatter_base_", lambda group, got, given, *_: (got, given, group, any_reduction()))
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         output, input = plain(output), plain(input)
+        if self._is_nccls(output):
+            nccl_rules.reduce_scatter(output, input, self.size())
         if input.numel() != output.numel() * self.size():
             raise CallError(
                 f"reduce_scatter: input has {input.numel()} elements, expected {self.size()} times the output's "
@@ -250,22 +265,28 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
         sizes = (
             [] if sizes is None else [operator.index(size) for size in sizes]
         )  # may be numpy's numbers, or a tensor's
+        words = (
+            "" if not self._is_nccls(tensor) else nccl_rules.split_words(len(sizes) != self.size(), bool(sizes)) + ": "
+        )
         if not sizes:
             if rows % self.size():
                 raise CallError(
-                    f"all_to_all: dimension 0 of the {what}, {rows}, does not divide equally across the group of "
+                    f"{words}all_to_all: dimension 0 of the {what}, {rows}, does not divide equally across the group of "
                     f"{self.size()}: give split sizes"
                 )
             sizes = [rows // self.size()] * self.size()
         if len(sizes) != self.size() or sum(sizes) != rows:
             raise CallError(
-                f"all_to_all: {what} split sizes {sizes} must be {self.size()} numbers whose sum is the size of "
+                f"{words}all_to_all: {what} split sizes {sizes} must be {self.size()} numbers whose sum is the size of "
                 f"dimension 0, {rows}"
             )
         return tensor.split(sizes)
 
     @dispatched("barrier", lambda group, *_: (torch.empty(0), group, []))
     def barrier(self, opts: Any = None, timeout: Any = None) -> Work:
+        for each in getattr(opts, "device_ids", None) or ():
+            if self.backend_name == "nccl":
+                self._device.number(int(each))
         return self._post("barrier", (), (), opts, shape=None, dtype=None)
 
     def _cells(
@@ -304,6 +325,8 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
 
     def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
         tensor = one_tensor(tensors, "message", self.backend_name)
+        if self._is_nccls(tensor):
+            nccl_rules.from_any()
         operation = self.matcher.mailbox.post(self.communicator, tensor, peer=None, tag=tag, sends=False)
         self._limit(operation, None)
 

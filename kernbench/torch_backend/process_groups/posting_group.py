@@ -23,12 +23,12 @@ from kernbench.simulation.matching.messages import CONNECTION, MessageRoute
 from kernbench.simulation.ranks.locations import user_location
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.values.capture_rollback import keep
-from kernbench.simulation.values.collective_cells import wholes
+from kernbench.simulation.values.collective_cells import Cells, wholes
 from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.gpu.device.software_versions import NCCL
 from kernbench.torch_backend.gpu.memory.memory_owners import claim_communication
 from kernbench.torch_backend.gpu.tensors.placement import block_of, place
-from kernbench.torch_backend.process_groups import absent_members, backend_classes
+from kernbench.torch_backend.process_groups import absent_members, backend_classes, nccl_rules
 from kernbench.torch_backend.process_groups.arguments import (
     Tensors,
     one_tensor,
@@ -268,7 +268,7 @@ class PostingGroup(STOCK):
             if tensor.is_sparse:
                 raise ValueError(f"{op}: sparse tensors are supported by all_reduce only")
         if self.backend_name != "gloo":
-            require_contiguous(op, held)
+            require_contiguous(op, _moved_as_they_are(op, inputs, outputs))
         library = "" if algorithm else self._library_for(held)  # an algorithm that is named is no library's
         combined = reduction if dtype is None else self._taken(library, op, dtype, reduction)
         signature = Signature(
@@ -328,6 +328,10 @@ class PostingGroup(STOCK):
         if on_host == on_gpu or not any(block_of(tensor) is not None for tensor in tensors):
             return on_host
         return on_gpu
+
+    def _is_nccls(self, tensor: torch.Tensor) -> bool:
+        """Whether a call with this tensor of a GPU is NCCL's, or RCCL's. (DDP's reducer gives some of the host.)"""
+        return block_of(tensor) is not None and self._libraries[1] in ("nccl", "rccl")
 
     def _taken(self, library: Library, op: str, dtype: torch.dtype, reduction: ReduceOp | None) -> Reduction | None:
         """What the library makes of the reduction that was asked for. Raises torch's error of what it does not take."""
@@ -408,6 +412,9 @@ class PostingGroup(STOCK):
         tensor = one_tensor(tensors, "message", self.backend_name)
         library = self._library_for((tensor,))
         self._taken(library, op, tensor.dtype, None)
+        if library in ("nccl", "rccl"):
+            require_contiguous(op, (tensor,))
+            nccl_rules.member(op, peer, self.size())
         route = CONNECTION
         if library in ("nccl", "rccl") or (self.backend_name == "kernbench" and block_of(tensor) is not None):
             batch = None if self._coalescing is None else self._batches
@@ -446,14 +453,27 @@ class PostingGroup(STOCK):
         return self._joined(works)
 
 
+def _moved_as_they_are(op: str, inputs: Tensors, outputs: Tensors) -> Tensors:
+    """Those tensors of a call that the library is given: torch copies lists of all_gather's results, and of reduce_scatter's
+    parts, to one that is contiguous, and back."""
+    if op == "all_gather" and len(inputs) == 1 and type(outputs) is not Cells:
+        return wholes(inputs)
+    if op == "reduce_scatter" and len(outputs) == 1 and type(inputs) is not Cells:
+        return wholes(outputs)
+    return (*wholes(inputs), *wholes(outputs))
+
+
 def _require_gpu(op: str, tensors: Tensors) -> None:
     """Raise RuntimeError, as torch does, if a call of the program gives NCCL a tensor of the host.
 
     What DDP's reducer gives, and hooks that it calls in the backward pass, is not looked at: its buckets, which C++ makes, are
     here of the host.
     """
-    if all(block_of(tensor) is not None for tensor in tensors):
+    on_gpus = sum(block_of(tensor) is not None for tensor in tensors)
+    if on_gpus == len(tensors):
         return
+    if on_gpus and op == "all_to_all":
+        raise ValueError("Tensors must be CUDA and dense: all_to_all was given some of the host")
     frame: Any = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__", "").startswith("kernbench."):
         frame = frame.f_back

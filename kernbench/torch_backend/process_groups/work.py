@@ -90,7 +90,9 @@ class Work(dist.Work):
         return done
 
     def is_success(self) -> bool:
-        """Whether it is done and did not fail."""
+        """Whether it is done and did not fail. Raises NotImplementedError, as NCCL's works do, of tensors on a GPU."""
+        if self.on_stream:
+            raise NotImplementedError("WorkNCCL::isSuccess() is deprecated")
         return all(op.done and op.error is None for op in self.operations)
 
     def exception(self) -> BaseException | None:
@@ -105,7 +107,9 @@ class Work(dist.Work):
     def source_rank(self) -> int:
         """Number in the group of the rank that a received message came from."""
         if self._source is None:
-            raise RuntimeError("sourceRank() may only be called on work objects that correspond to a recv")
+            raise RuntimeError(
+                "sourceRank() may only be called on work objects that correspond to a recv or recv-from-any call."
+            )
         return self._source()
 
     def get_future(self) -> Any:

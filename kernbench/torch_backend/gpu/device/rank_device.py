@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,15 +16,17 @@ from kernbench.sim_engine.operation import Operation
 from kernbench.simulation.launches.remote_traffic import RemoteTraffic
 from kernbench.simulation.memory.storages import DeviceMemory
 from kernbench.simulation.memory.tensor_queries import nbytes_of
+from kernbench.simulation.ranks.accelerator_errors import cuda_error
 from kernbench.simulation.ranks.hosts import Host
 from kernbench.simulation.ranks.locations import user_location
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.gpu.device.generators import DeviceGenerators
+from kernbench.torch_backend.gpu.device.gradient_streams import MOST, Changes
 from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus, settings, words
 from kernbench.torch_backend.gpu.tensors.pinning import is_pinned
 from kernbench.torch_backend.gpu.tensors.placement import block_of, components_of, place
 
-_UNPINNED = (
+UNPINNED = (
     "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is pinned. Please use "
     "tensor.pin_memory() or allocate the tensor with pin_memory=True."
 )
@@ -39,6 +42,7 @@ class RankDevice:
         host: whose it is.
         generators: of the rank's GPUs.
         streams_made: how many streams the program has made.
+        streams_since: when it went on to other ones.
         collective_memory: where the tensors of the functional collective are that the rank is calling now.
         in_custom_operation: how many custom operations it is computing, one inside the other.
         moving: whether the program itself has asked for the copy between host and SIP that torch is making now.
@@ -57,6 +61,7 @@ class RankDevice:
         self.simulation = simulation
         self.host = host
         self.streams_made = 0
+        self.streams_since: Changes = deque(maxlen=MOST)
         self.collective_memory: DeviceMemory | None = None
         self.in_custom_operation = 0
         self.moving = self.moving_module = False
@@ -219,7 +224,10 @@ class RankDevice:
         return self.visible[number] if number < len(self.visible) else self.simulation.sips[number]
 
     def number(self, device: Any = None) -> int:
-        """Index of a device given as an index, a string, a ``torch.device`` or None. Raises RuntimeError if there is none."""
+        """Index of a device given as an index, a string, a ``torch.device`` or None.
+
+        Raises ``torch.AcceleratorError``, as torch does, if there is none of that number, and RuntimeError if there is none.
+        """
         self.require()
         if isinstance(device, int):
             index: int | None = device
@@ -235,7 +243,7 @@ class RankDevice:
             if not visible:
                 return self.index  # raises
             whose = f"{self._hidden} leaves" if self._hidden else "the simulated system has"
-            raise RuntimeError(f"CUDA error: invalid device ordinal {index}: {whose} {count} devices")
+            raise cuda_error("invalid device ordinal", f"cuda:{index}: {whose} {count} devices")
         return self.told(index)
 
     def on_device(self, tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
@@ -255,12 +263,13 @@ class RankDevice:
         """A copy from the host (``source``) to a SIP's ``memory``, or (None) to the host. If it ``waits``, the host waits for
         its stream, in either direction: as torch's copies do that are not asked to be ``non_blocking``.
 
-        Raises RuntimeError in a capture, if the source is not pinned, as torch does.
+        Raises RuntimeError in a capture, if the host's end is not pinned or the host is to wait, as torch does.
         """
         simulation = self.simulation
-        if self.host.capture is not None and memory is not None and (source is None or not is_pinned(source)):
-            self.host.capture.broken = True
-            raise RuntimeError(_UNPINNED)
+        if self.host.capture is not None:
+            self.may_copy(source if memory is not None else outputs[0])
+            if waits:
+                self.host.capture.forbid()
         nbytes = nbytes_of(part for output in outputs for part in components_of(output) or (output,))
         for output in outputs:
             place(output, memory)
@@ -276,8 +285,14 @@ class RankDevice:
         topology = self.simulation.topology
         share = 1.0 if pinned else topology.device.host_link.pageable
         self.enqueue("host to device", copy_cost(topology.host_route(self.host.sip, "h2d"), nbytes, share=share))
-        if waits and self.host.capture is None:
+        if waits:
             self.simulation.host_reads.finish_stream(self.host.stream)
+
+    def may_copy(self, end: torch.Tensor | None) -> None:
+        """Raise RuntimeError, as torch does, in a capture if what is copied between host and GPU is not pinned; ``end``: the
+        host's, None if that is a value of Python's. The capture goes on."""
+        if self.host.capture is not None and (end is None or not is_pinned(end)):
+            raise RuntimeError(UNPINNED)
 
     def peer_copy(self, outputs: Sequence[torch.Tensor], source: DeviceMemory, target: DeviceMemory) -> None:
         """A copy from one SIP's memory to another's, on the links between them; it is on the rank's stream."""

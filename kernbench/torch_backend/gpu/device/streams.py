@@ -14,9 +14,10 @@ import torch
 from kernbench.errors import KernbenchError
 from kernbench.order import Moment
 from kernbench.sim_engine.operation import COMPUTE_STREAM, Operation
-from kernbench.simulation.ranks.graph_capture import GraphCapture
+from kernbench.simulation.ranks.graph_capture import CAPTURED_EVENT, NOT_PERMITTED, GraphCapture
 from kernbench.simulation.ranks.hosts import Host
-from kernbench.torch_backend.gpu.device.devices import bound_devices
+from kernbench.torch_backend.gpu.device.devices import RankDevice, bound_devices
+from kernbench.torch_backend.gpu.device.gradient_streams import sequence_number
 
 _OTHER = "stream "
 """What names of streams begin with that a program makes."""
@@ -129,6 +130,7 @@ class Event:
         self._after: Sequence[Operation] = ()
         self._clock: float | None = None
         self._moment: Moment | None = None
+        self._captured: GraphCapture | None = None
 
     def record(self, stream: Any = None) -> None:
         state = bound_devices().mine().host
@@ -139,6 +141,7 @@ class Event:
     def _mark(self, state: Host, name: str) -> None:
         self._after = state.before(name)
         self._clock = state.clock
+        self._captured = state.capture
         if state.order is not None:
             self._moment = state.order.mark(name)
 
@@ -150,9 +153,9 @@ class Event:
 
     def _time(self) -> float:
         """When it happens, s of virtual time; waits until that is known."""
-        _not_in_a_capture()
         if self._clock is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
+        self._not_captured()
         moment, waits = self._clock, bound_devices().simulation.waits
         waits.refresh(self._after)
         for op in self._after:
@@ -162,8 +165,14 @@ class Event:
             moment = max(moment, op.end)
         return moment
 
+    def _not_captured(self) -> None:
+        """Raise what CUDA says if the host waits for it during a capture."""
+        graph = bound_devices().mine().host.capture
+        if graph is not None and self._clock is not None:
+            graph.forbid(CAPTURED_EVENT if self._captured is graph else NOT_PERMITTED)
+
     def synchronize(self) -> None:
-        _not_in_a_capture()
+        self._not_captured()
         for op in self._after:
             bound_devices().simulation.waits.wait(op)
         self._seen()
@@ -185,7 +194,7 @@ class Event:
 
     def query(self) -> bool:
         simulation = bound_devices().simulation
-        _not_in_a_capture()
+        self._not_captured()
         simulation.waits.refresh(self._after)
         unknown = next((op for op in self._after if op.end is None), None)
         if unknown is not None:
@@ -219,15 +228,21 @@ def _not_in_a_capture() -> None:
 def set_stream(stream: Any) -> None:
     """``torch.cuda.set_stream``."""
     if stream is not None:
-        bound_devices().mine().host.stream = stream.name
+        _go_on(bound_devices().mine(), stream.name)
+
+
+def _go_on(mine: RankDevice, name: str) -> None:
+    """A rank enqueues on another stream from now on. Gradients of what it computes there will be on it, too."""
+    if name != mine.host.stream:
+        mine.streams_since.append((sequence_number(), name))
+        mine.host.stream = name
 
 
 def set_stream_by_number(stream_id: int, device_index: int, device_type: int) -> None:
     """``torch._C._cuda_setStream``: the device becomes the current one, too."""
-    devices = bound_devices()
-    host = devices.mine().host
-    host.sip = devices.mine().sip(device_index)
-    host.stream = COMPUTE_STREAM if stream_id == 0 else f"{_OTHER}{stream_id}"
+    mine = bound_devices().mine()
+    mine.host.sip = mine.sip(device_index)
+    _go_on(mine, COMPUTE_STREAM if stream_id == 0 else f"{_OTHER}{stream_id}")
 
 
 def current_stream(device: Any = None) -> Stream:

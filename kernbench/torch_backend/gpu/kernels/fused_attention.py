@@ -18,7 +18,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from kernbench.torch_backend.gpu.tensors.placement import block_of
+from kernbench.torch_backend.gpu.kernels.attention_backends import AskedAttention, refuse
+from kernbench.torch_backend.gpu.tensors.placement import PLAIN, block_of
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -77,11 +78,14 @@ def install(patches: Patches) -> None:
             if found is not None:
                 return found
         _refuse_apart(query, key, value)
+        if _is_plain_on_a_gpu(query, key, value):
+            refuse(AskedAttention(query, key, value, attn_mask, enable_gqa))
         if _is_jagged(query, key, value) and attn_mask is None:
             return _of_sequences(attention, (query, key, value), dropout_p, is_causal, scale, enable_gqa)
         if _is_cudnn(query, key, value, attn_mask, dropout_p):
+            added = None if attn_mask is None else _bias(attn_mask, query, key)
             return getattr(torch.ops.aten, _CUDNN).default(
-                query, key, value, None, torch.is_grad_enabled(), 0.0, is_causal, scale=scale
+                query, key, value, added, torch.is_grad_enabled(), 0.0, is_causal, scale=scale
             )[0]
         in_steps = (
             dropout_p > 0
@@ -94,17 +98,23 @@ def install(patches: Patches) -> None:
         parts = (query, key, value)
         if torch.is_autocast_enabled("cpu"):
             parts = tuple(each.to(torch.get_autocast_dtype("cpu")) for each in parts)
-        bias = attn_mask
-        if bias is not None:
-            if bias.dtype is torch.bool:
-                bias = torch.where(bias, 0.0, -math.inf)
-            bias = bias.to(parts[0].dtype).expand(*query.shape[:3], key.shape[2])
+        bias = None if attn_mask is None else _bias(attn_mask, parts[0], key)
         keep = torch.is_grad_enabled() and any(each.requires_grad for each in (*parts, bias) if each is not None)
         operator = getattr(torch.ops.aten, _OPERATOR).default
         return operator(*parts, bias, keep, dropout_p, is_causal, scale=scale)[0]
 
     vars(attention)[_TRACED] = stock
     patches.set(F, "scaled_dot_product_attention", attention)
+
+
+def _bias(mask: Any, query: Any, key: Any) -> Any:
+    """What a mask adds to the scores."""
+    bias = torch.where(mask, 0.0, -math.inf) if mask.dtype is torch.bool else mask
+    return bias.to(query.dtype).expand(*query.shape[:3], key.shape[2])
+
+
+def _is_plain_on_a_gpu(*operands: Any) -> bool:
+    return all(type(each) in PLAIN and block_of(each) is not None for each in operands) and compares()
 
 
 def _refuse_apart(*operands: Any) -> None:
@@ -161,7 +171,7 @@ def _is_cudnn(query: Any, key: Any, value: Any, mask: Any, dropout_p: float) -> 
         torch.backends.cuda.cudnn_sdp_enabled()
         and not torch.backends.cuda.flash_sdp_enabled()
         and not torch.backends.cuda.mem_efficient_sdp_enabled()
-        and mask is None
+        and (mask is None or not mask.requires_grad)
         and not dropout_p
         and query.dim() == 4
         and query.shape[1] % key.shape[1] == 0
@@ -238,7 +248,7 @@ def cudnn_forward(
 ) -> tuple[Any, ...]:  # fmt: skip
     """cuDNN's operator on CPU tensors ``[batch, heads, tokens, width]``; keys and values may have fewer heads."""
     repeats = query.shape[1] // key.shape[1]
-    scores = _scores(query, key.repeat_interleave(repeats, 1), None, is_causal, scale)
+    scores = _scores(query, key.repeat_interleave(repeats, 1), bias, is_causal, scale)
     shares = scores.softmax(-1)
     out = torch.empty_like(query.transpose(1, 2)[..., : value.shape[-1]]).transpose(1, 2)
     out.copy_(shares @ value.float().repeat_interleave(repeats, 1))
@@ -256,7 +266,7 @@ def cudnn_backward(
     keys, values = (each.repeat_interleave(repeats, 1) for each in (key, value))
     wanted, kept = (True, True, True, False), logsumexp.squeeze(-1)
     of_query, of_key, of_value, _ = backward(
-        grad, query, keys, values, None, out, kept, seed, offset, 0.0, wanted, is_causal, scale=scale
+        grad, query, keys, values, bias, out, kept, seed, offset, 0.0, wanted, is_causal, scale=scale
     )
     grouped = (each.float().unflatten(1, (-1, repeats)).sum(2) for each in (of_key, of_value))
     found = tuple(torch.empty_like(each) for each in (query, key, value))

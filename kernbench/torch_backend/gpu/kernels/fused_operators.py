@@ -2,6 +2,8 @@
 
 - ``rms_norm``: on a GPU ``_fused_rms_norm``, forward and backward, where input and weight have one format.
 - ``dropout``: on a GPU ``native_dropout``, which keeps its mask, for ``0 < p < 1``.
+- ``one_hot``: of the host's tensor C++ looks at the least and the largest value; on a GPU it looks at the largest if it is not
+  told how many classes there are, and at nothing otherwise.
 
 The functions of torch that choose are replaced, and choose for tensors on simulated GPUs as they would there. What CPUs have no
 kernel for is given one (:func:`register`).
@@ -28,6 +30,10 @@ RELIES_ON = (
     Reliance("torch.ops.aten._fused_rms_norm.default", "what a GPU runs, with a gradient of its own", has=("_schema",)),
     Reliance("torch.ops.aten._fused_rms_norm_backward.default", "its gradient", has=("_schema",)),
     Reliance("torch.native_dropout", "what a GPU runs"),
+    Reliance("torch.nn.functional", "programs call it by this name", has=("one_hot",)),
+    Reliance("torch._C._nn", "torch calls it by this one", has=("one_hot",)),
+    Reliance("torch._C._functorch.is_functorch_wrapped_tensor", "vmap's tensors are C++'s own business",
+             holds=lambda is_wrapped: not is_wrapped(torch.ones(1))),
 )  # fmt: skip
 
 
@@ -36,6 +42,9 @@ def install(patches: Patches) -> None:
     patches.set(torch, "rms_norm", _fused_norm(torch.rms_norm))
     patches.set(torch, "dropout", _fused_dropout(torch.dropout))
     patches.set(torch._VF, "dropout", _fused_dropout(torch._VF.dropout))
+    one_hot = _one_hot(torch.nn.functional.one_hot)
+    patches.set(torch.nn.functional, "one_hot", one_hot)
+    patches.set(torch._C._nn, "one_hot", one_hot)
 
 
 def register(library: Any) -> None:
@@ -53,7 +62,7 @@ def _fused_norm(stock: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def rms_norm(
         input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
     ) -> Tensor:
-        if not _on_a_gpu(input) or (weight is not None and weight.dtype is not input.dtype):
+        if not _on_a_gpu(input) or input.is_complex() or (weight is not None and weight.dtype is not input.dtype):
             return stock(input, normalized_shape, weight, eps)
         found: Tensor = torch.ops.aten._fused_rms_norm(input, normalized_shape, weight, eps)[0]
         return found
@@ -69,6 +78,22 @@ def _fused_dropout(stock: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return torch.native_dropout(input, p, train)[0]
 
     return dropout
+
+
+def _one_hot(stock: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    is_wrapped: Any = torch._C._functorch.is_functorch_wrapped_tensor
+
+    @functools.wraps(stock)
+    def one_hot(tensor: Tensor, num_classes: int = -1) -> Tensor:
+        if type(tensor) is not Tensor or is_wrapped(tensor) or block_of(tensor) is None:
+            return stock(tensor, num_classes)
+        if tensor.dtype is not torch.int64 or not tensor.numel() or num_classes == 0 or num_classes < -1:
+            return stock(tensor, num_classes)  # it refuses what CUDA does
+        classes = tensor.max().item() + 1 if num_classes == -1 else num_classes
+        made = torch.zeros((*tensor.shape, int(classes)), dtype=torch.int64, device=tensor.device)
+        return made.scatter_(-1, tensor.unsqueeze(-1), 1)
+
+    return one_hot
 
 
 def fused_rms_norm(

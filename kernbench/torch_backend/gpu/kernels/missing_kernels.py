@@ -7,6 +7,12 @@ from typing import Any
 import torch
 
 from kernbench.torch_backend.gpu.kernels import functional_collectives, fused_attention, wide_products, wide_softmax
+from kernbench.torch_backend.relies_on import Reliance
+
+RELIES_ON = (
+    Reliance("torch.ops.aten._native_batch_norm_legit_no_training.default", "weight and bias follow the input", has=("_op",)),
+    Reliance("torch.ops.aten.native_batch_norm_backward.default._op", "gradient, input and weight come first"),
+)  # fmt: skip
 
 
 def _histc(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -21,7 +27,40 @@ def _trace(tensor: torch.Tensor) -> torch.Tensor:
     return torch.trace(tensor.long() if tensor.dtype is torch.bool else tensor)
 
 
+def _batch_norm(call: Any) -> Any:
+    """Norms over the batch take parameters and statistics of 16 bits with an input of 32 on a GPU."""
+
+    def compute(input: torch.Tensor, *rest: Any, **kwargs: Any) -> Any:
+        narrow = [each for each in rest[:4] if each is not None and each.dtype is not input.dtype]
+        if input.dtype is not torch.float32 or not narrow:
+            return call(input, *rest, **kwargs)
+        wide = [None if each is None else each.float() for each in rest[:4]]
+        result = call(input, *wide, *rest[4:], **kwargs)
+        for kept, computed in zip(rest[2:4], wide[2:], strict=True):
+            if kept is not None:
+                kept.copy_(computed)
+        return result
+
+    return compute
+
+
+def _batch_norm_backward(call: Any) -> Any:
+    def compute(grad: torch.Tensor, input: torch.Tensor, weight: Any, *rest: Any) -> Any:
+        if weight is None or weight.dtype is input.dtype or input.dtype is not torch.float32:
+            return call(grad, input, weight, *rest)
+        of_input, *others = call(grad, input, weight.float(), *rest)
+        return of_input, *(None if each is None else each.to(weight.dtype) for each in others)
+
+    return compute
+
+
+_aten = torch.ops.aten
 _KERNELS: dict[str, Any] = {
+    **{
+        func.name(): _batch_norm(func._op)
+        for func in (_aten.native_batch_norm.default, _aten._native_batch_norm_legit_no_training.default)
+    },
+    "aten::native_batch_norm_backward": _batch_norm_backward(_aten.native_batch_norm_backward.default._op),
     "aten::histc": _histc,
     "aten::trace": _trace,
     **fused_attention.KERNELS,

@@ -10,10 +10,9 @@ from typing import Any
 
 import torch
 
-from kernbench.torch_backend.gpu.tensors.placement import block_of
-
-_EIGHT = {torch.float8_e4m3fn: "Float8_e4m3fn", torch.float8_e5m2: "Float8_e5m2"}
+_EIGHT = (torch.float8_e4m3fn, torch.float8_e5m2)
 _STEP = 16  # elements that the sizes of operands are multiples of
+_FEWEST_ROWS = 16  # of whole numbers in eight bits, and one more
 _LAST_FIXED = 90  # compute capability up to which the engine takes operands in one layout only
 
 
@@ -26,7 +25,7 @@ def _scaled(arch: int, a: torch.Tensor, b: torch.Tensor) -> str:
     if a.dtype not in _EIGHT or b.dtype not in _EIGHT or a.dim() != 2 or b.dim() != 2:
         return ""
     if a.shape[1] % _STEP:
-        return f"Trailing dimension of mat1 must be divisible by 16 but got mat1 shape: ({a.shape[0]}x{a.shape[1]})."
+        return f"Expected trailing dimension of mat1 to be divisible by 16 but got mat1 shape: ({a.shape[0]}x{a.shape[1]})."
     if b.shape[0] % _STEP or b.shape[1] % _STEP:
         return f"mat2 shape ({b.shape[0]}x{b.shape[1]}) must be divisible by 16"
     if a.dtype == b.dtype == torch.float8_e5m2:
@@ -40,28 +39,32 @@ def _by_rows(matrix: torch.Tensor) -> bool:
     return matrix.numel() == 0 or (matrix.stride(1) == 1 and matrix.stride(0) >= matrix.shape[1])
 
 
-def _plain(arch: int, a: torch.Tensor, b: torch.Tensor) -> str:
-    """The same of a product without scales."""
-    return f"\"addmm_cuda\" not implemented for '{_EIGHT[a.dtype]}'" if a.dtype in _EIGHT else ""
+def _whole(arch: int, a: torch.Tensor, b: torch.Tensor) -> str:
+    """The same of a product of whole numbers in eight bits."""
+    if a.dim() != 2 or b.dim() != 2:
+        return ""
+    if a.shape[0] <= _FEWEST_ROWS:
+        return f"self.size(0) needs to be greater than 16, but got {a.shape[0]}"
+    for name, size, side in (("self", a.shape[1], 1), ("mat2", b.shape[1], 1)):
+        if size == 0 or size % 8:
+            return f"{name}.size({side}) needs to be greater than 0 and a multiple of 8, but got {size}"
+    return ""
 
 
 Refusal = Callable[[int, torch.Tensor, torch.Tensor], str]
-_REFUSALS: dict[str, tuple[int, Refusal]] = {
-    "_scaled_mm": (0, _scaled), "_scaled_mm_v2": (0, _scaled), "mm": (0, _plain), "addmm": (1, _plain),
-}  # fmt: skip
-"""By operator: where its operands are among its arguments, and what is refused of them."""
+_REFUSALS: dict[str, Refusal] = {"_scaled_mm": _scaled, "_scaled_mm_v2": _scaled, "_int_mm": _whole}
+"""By operator: what is refused of its first two arguments."""
 
 
 def refusal_of(name: str) -> Callable[[int, Any], None] | None:
     """What raises if CUDA refuses an operator with given arguments on a GPU of a compute capability; None: it never does."""
-    found = _REFUSALS.get(name)
-    if found is None:
+    why = _REFUSALS.get(name)
+    if why is None:
         return None
-    at, why = found
 
     def check(arch: int, args: Any) -> None:
-        text = why(arch, args[at], args[at + 1]) if len(args) > at + 1 else ""
-        if text and block_of(args[at]) is not None:
-            raise (NotImplementedError if "not implemented" in text else RuntimeError)(text)
+        text = why(arch, args[0], args[1]) if len(args) > 1 else ""
+        if text:
+            raise (ValueError if "Float8_e5m2 matrices" in text else RuntimeError)(text)
 
     return check

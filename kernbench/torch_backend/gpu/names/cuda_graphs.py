@@ -13,11 +13,13 @@ import torch
 
 from kernbench.errors import KernbenchError
 from kernbench.output_files import write_file
+from kernbench.simulation.ranks.accelerator_errors import cuda_error
 from kernbench.simulation.ranks.graph_capture import INVALIDATED, GraphCapture
 from kernbench.simulation.values.capture_rollback import undo
 from kernbench.torch_backend.gpu.device import streams
 from kernbench.torch_backend.gpu.device.devices import bound_devices, current_device
 from kernbench.torch_backend.gpu.device.generators import home_of
+from kernbench.torch_backend.gpu.device.gradient_streams import sequence_number
 from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.gpu.memory.captured_memory import RecordedMemory
 from kernbench.torch_backend.gpu.memory.memory_names import empty_cache
@@ -68,7 +70,7 @@ class CUDAGraph:
         others = [each for each in mine.simulation.memories.of(host) if each is not first]
         memory = RecordedMemory([first, *others], max(self._pool), dict.fromkeys(generators))
         order = None if host.order is None else host.order.capture()
-        self._graph = host.capture = GraphCapture(host.stream, memory, order)
+        self._graph = host.capture = GraphCapture(host.stream, memory, order, sequence_number())
         for generator in generators:
             host.capture.may_draw(generator)
         self._before, host.memory_pool = host.memory_pool, max(self._pool)
@@ -89,9 +91,12 @@ class CUDAGraph:
         host.memory_pool = self._before
         if host.order is not None:
             host.order.capturing = None
+        if graph is not None and host.stream != graph.stream:
+            self.reset()
+            raise RuntimeError("Capture must end on the same stream it began on.")
         if graph is None or graph.broken:
             self.reset()
-            raise RuntimeError(INVALIDATED)
+            raise cuda_error(INVALIDATED)
         self._done = True
 
     def instantiate(self) -> None:

@@ -11,13 +11,14 @@ from types import FunctionType, SimpleNamespace
 from typing import Any
 
 import torch
+from torch.cuda._utils import _get_device_index
 
 from kernbench.cost.work import stated_cost
 from kernbench.topology import Topology
 from kernbench.torch_backend.gpu.device import streams
 from kernbench.torch_backend.gpu.device.devices import RankDevice, are_there, bound_devices, current_device
 from kernbench.torch_backend.gpu.device.generators import DefaultGenerators
-from kernbench.torch_backend.gpu.device.software_versions import nccl_version
+from kernbench.torch_backend.gpu.device.software_versions import ARCHITECTURES, CUDNN, nccl_version
 from kernbench.torch_backend.gpu.device.visible_devices import uuid_of
 from kernbench.torch_backend.gpu.memory import memory_pools
 from kernbench.torch_backend.gpu.names import cuda_comm, cuda_graphs, cuda_runtime
@@ -88,11 +89,13 @@ def current_device_index() -> int:
 
 
 def set_device(device: Any) -> None:
+    """``torch.cuda.set_device``. Raises ValueError if that is no GPU, or not which."""
+    index = _get_device_index(device)
     mine = current_device()
-    if mine is None or device is None or (isinstance(device, int) and device < 0):
+    if mine is None or index < 0:
         return  # without a rank: a thread of the rank's own, such as a DataLoader's that pins memory
     mine.host.uses_gpu = mine.chosen = True
-    mine.host.sip = mine.sip(device)
+    mine.host.sip = mine.sip(index)
 
 
 def exchange_device(device: Any) -> int:
@@ -119,7 +122,9 @@ class DeviceGuard:
 
 def synchronize(device: Any = None) -> None:
     if are_there():  # an exit handler has kept this function; nothing is under way any more
-        _mine().synchronize()
+        mine = _mine()
+        mine.number(device)
+        mine.synchronize()
 
 
 class GpuProperties(SimpleNamespace):
@@ -150,9 +155,39 @@ def properties_of(topology: Topology, sip: int = 0) -> GpuProperties:
     )  # fmt: skip
 
 
+def _checked(device: Any, words: str = "Invalid device id") -> None:
+    """Raise AssertionError, as torch does before it asks the runtime, if there is no GPU of a number."""
+    start()
+    index = _get_device_index(device, optional=True)
+    if not 0 <= index < device_count():
+        raise AssertionError(words)
+
+
 def get_device_properties(device: Any = None) -> GpuProperties:
     mine = current_device()
+    if device is not None:
+        _checked(device)
     return properties_of(bound_devices().simulation.topology, 0 if mine is None else mine.sip(device))
+
+
+def can_device_access_peer(device: Any, peer_device: Any) -> bool:
+    """``torch.cuda.can_device_access_peer``."""
+    _checked(device)
+    _checked(peer_device, "Invalid peer device id")
+    return True
+
+
+def get_arch_list() -> list[str]:
+    """``torch.cuda.get_arch_list``: what a build of torch for such a GPU has kernels for."""
+    target = bound_devices().simulation.topology.device.target
+    if target.backend == "cuda":
+        return list(ARCHITECTURES)
+    return [str(target.arch)] if target.backend == "hip" else []
+
+
+def cudnn_version() -> int | None:
+    """``torch.backends.cudnn.version``."""
+    return CUDNN if bound_devices().simulation.topology.device.target.backend == "cuda" else None
 
 
 def get_device_name(device: Any = None) -> str:
@@ -172,14 +207,25 @@ def _generator(device: Any = None) -> torch.Generator:
     return _mine().generators.of(bound_devices().number(device))
 
 
+def _reseed(seed: int) -> int:
+    """Raise RuntimeError, as torch does, if a graph is captured whose generator has another seed."""
+    mine = current_device()
+    if mine is not None and mine.host.capture is not None and _generator().initial_seed() != int(seed):
+        raise RuntimeError(
+            "CUDAGeneratorImpl::set_current_seed can be called during stream capture only if new seed is the same as the "
+            "original seed."
+        )
+    return int(seed)
+
+
 def manual_seed(seed: int) -> None:
-    _generator().manual_seed(int(seed))
+    _generator().manual_seed(_reseed(seed))
 
 
 def manual_seed_all(seed: int) -> None:
     mine = current_device()
     if mine is not None:
-        mine.generators.seed_all(int(seed))
+        mine.generators.seed_all(_reseed(seed))
 
 
 def seed() -> None:
@@ -266,8 +312,8 @@ CUDA: dict[str, Any] = each_its_own({
     "get_device_name": get_device_name,
     "get_device_capability": get_device_capability,
     "get_device_properties": get_device_properties,
-    "can_device_access_peer": always,
-    "get_arch_list": list,
+    "can_device_access_peer": can_device_access_peer,
+    "get_arch_list": get_arch_list,
     "Stream": streams.Stream,
     "Event": streams.Event,
     "stream": streams.StreamContext,
@@ -355,7 +401,7 @@ _TABLES: tuple[tuple[str, Any, dict[str, Any]], ...] = (
         each_its_own({"start": nothing, "stop": nothing}, CUDA, ACCELERATOR_IN_C),
     ),
     ("torch.cuda.nvtx", torch.cuda.nvtx, NVTX),
-    ("torch.backends.cudnn", torch.backends.cudnn, {"is_acceptable": is_acceptable}),
+    ("torch.backends.cudnn", torch.backends.cudnn, {"is_acceptable": is_acceptable, "version": cudnn_version}),
     ("torch.accelerator", torch.accelerator, ACCELERATOR),
     ("torch._C", torch._C, ACCELERATOR_IN_C),
 )
@@ -363,6 +409,7 @@ _TABLES: tuple[tuple[str, Any, dict[str, Any]], ...] = (
 _IN_C = {**ACCELERATOR_IN_C, **OF_A_BUILD}
 
 RELIES_ON = (
+    Reliance("torch.cuda._utils._get_device_index", "it raises in torch's words for what is no GPU"),
     *(Reliance(name, "programs for GPUs call these names, which are answered here", has=tuple(table))
       for name, _, table in _TABLES),
     *(Reliance(name, "what it calls in C++ takes here what it gives", holds=fit(_IN_C))

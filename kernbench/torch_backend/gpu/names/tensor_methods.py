@@ -235,6 +235,7 @@ def _beside(stock: Callable[..., Any]) -> Callable[..., Any]:
         made: torch.Tensor = stock(tensor, *args, **kwargs)
         mine = bound_devices()
         if stock.__name__ == "new_tensor":
+            mine.mine().may_copy(None)
             keep(mine.simulation.storages, made)
         return mine.on_device(made, device_of(tensor) if device is None else device)
 

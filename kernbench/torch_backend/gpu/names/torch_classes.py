@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.utils._device
 
+from kernbench.torch_backend.gpu.device.devices import current_device
 from kernbench.torch_backend.gpu.device.generators import GpuGenerator
 from kernbench.torch_backend.gpu.device.streams import Event, Stream
 from kernbench.torch_backend.gpu.tensors.placement import block_of
@@ -96,6 +97,12 @@ class _EventKind(_OfAnyDevice):
         return cls.simulated(**kwargs) if on_gpu else cls.stock(device, **kwargs)
 
 
+_NEW_GENERATOR = (
+    "Cannot construct a new CUDAGeneratorImpl during CUDA graph capture. If you need this call to be captured, please file an "
+    "issue. Current cudaStreamCaptureStatus: cudaStreamCaptureStatusActive"
+)
+
+
 class _GeneratorKind(type):
     """``torch.Generator`` that may be asked for on ``cuda``; an instance is torch's own. Its methods are torch's."""
 
@@ -107,7 +114,12 @@ class _GeneratorKind(type):
 
     def __call__(cls, device: Any = "cpu") -> Any:
         on_gpu = type(device) is int or torch.device(device).type == "cuda"
-        return GpuGenerator(device="cpu") if on_gpu else _stock_generator(device=device)
+        if not on_gpu:
+            return _stock_generator(device=device)
+        mine = current_device()
+        if mine is not None and mine.host.capture is not None:
+            raise RuntimeError(_NEW_GENERATOR)
+        return GpuGenerator(device="cpu")
 
 
 class _TensorKind(type):

@@ -30,6 +30,8 @@ _HAVE_NO_KERNEL = (
     "tensor", "as_tensor", "asarray", "sparse_coo_tensor", "sparse_csr_tensor", "tril_indices", "triu_indices", "range",
 )  # fmt: skip
 """Functions whose result is not made by the two operations that allocate."""
+_COPY = frozenset(("tensor", "as_tensor", "asarray"))
+"""Those of them that copy what the host has."""
 _NEST = ("nested_tensor", "as_nested_tensor")
 """Functions of ``torch.nested`` that give C++ the device, unless the layout is ``torch.jagged``."""
 
@@ -107,6 +109,10 @@ def _places_result(stock: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(args[0] if args else None, torch.Tensor) and block_of(tensor) is None:
             tensor = tensor.clone()
         mine = bound_devices()
+        if stock.__name__ in _COPY and not (
+            args and isinstance(args[0], torch.Tensor) and block_of(args[0]) is not None
+        ):
+            mine.mine().may_copy(args[0] if args and isinstance(args[0], torch.Tensor) else None)
         for part in components_of(tensor) or (tensor,):
             keep(mine.simulation.storages, part)
         return mine.on_device(tensor, device)

@@ -1,0 +1,99 @@
+"""What torch's process group of NCCL (and RCCL) checks before it calls the library, and what the library says of the rest.
+
+Each check raises the class of error that torch raises, with its words first and what is wrong here behind them. A size that
+only another rank contradicts is no business of these: NCCL compares none, and hangs or writes where it should not; the matcher
+compares them all (:class:`~kernbench.errors.CollectiveMismatchError`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from kernbench.errors import CallError
+from kernbench.torch_backend.gpu.device.software_versions import NCCL
+
+
+def all_gather(output: torch.Tensor, given: torch.Tensor, size: int) -> None:
+    """Of one tensor for all ranks' parts."""
+    if output.dtype is not given.dtype:
+        raise TypeError(f"output tensor must have the same type as input tensor: {output.dtype} and {given.dtype}")
+    if output.numel() != given.numel() * size:
+        raise CallError(
+            "output tensor size must be equal to world_size times input tensor size: all_gather: output has "
+            f"{output.numel()} elements, expected {size} times the input's {given.numel()}"
+        )
+
+
+def reduce_scatter(output: torch.Tensor, given: torch.Tensor, size: int) -> None:
+    """Of one tensor with all ranks' parts."""
+    if output.dtype is not given.dtype:
+        raise TypeError(f"input tensor must be the same type as the output tensor. {given.dtype} and {output.dtype}")
+    if given.numel() != output.numel() * size:
+        raise CallError(
+            "input tensor must be the same size as output size times world size: reduce_scatter: input has "
+            f"{given.numel()} elements, expected {size} times the output's {output.numel()}"
+        )
+
+
+def rooted(op: str, what: str, own: torch.Tensor, parts: Sequence[torch.Tensor], size: int) -> None:
+    """Of ``gather``'s outputs, or ``scatter``'s inputs, on the root."""
+    group = f"ProcessGroupNCCL::{op}"
+    if len(parts) != size:
+        raise CallError(
+            f"{group}: Incorrect {what} list size {len(parts)}. {what.capitalize()} list size should be {size}, same as size "
+            f"of the process group.: {op}: expected {size} {what} tensors, one per rank, found {len(parts)}"
+        )
+    for at, part in enumerate(parts):
+        if part.dtype is not own.dtype:
+            kinds = (str(each.dtype).removeprefix("torch.") for each in (own, part))
+            raise TypeError(f"{group}: invalid tensor type at index {at} (expected {', got '.join(kinds)})")
+        if part.shape != own.shape:
+            sizes = [part.numel() for part in parts]
+            raise CallError(
+                f"{group}: invalid tensor size at index {at} (expected ({_written(own)}), got ({_written(part)})): {op}: "
+                f"{what} tensors have {sizes} elements, expected {own.numel()} each"
+            )
+
+
+def _written(tensor: torch.Tensor) -> str:
+    return ", ".join(map(str, tensor.shape))
+
+
+def split_words(wrong_count: bool, given: bool) -> str:
+    """What torch says of split sizes that do not fit: there are too many, or their sum is wrong; or of none."""
+    if not given:
+        return "Tensor's dim 0 does not divide equally across group size"
+    return (
+        "Number of tensor splits not equal to group size"
+        if wrong_count
+        else "Split sizes doesn't match total dim 0 size"
+    )
+
+
+def refused_by_the_library(what: str) -> Any:
+    """The error of an argument that NCCL itself refuses."""
+    version = ".".join(map(str, NCCL))
+    return dist.DistBackendError(
+        f"NCCL error in: invalid argument (run with NCCL_DEBUG=WARN for details), NCCL version {version}\n{what}"
+    )
+
+
+def member(op: str, rank: int, size: int) -> None:
+    """Of a root's, or a peer's, number in the group. Raises ``torch.distributed.DistBackendError`` if there is none."""
+    if not 0 <= rank < size:
+        raise refused_by_the_library(f"{op}: there is no rank {rank} in a group of {size}")
+
+
+def from_any() -> None:
+    """Of a receive that names no source."""
+    raise NotImplementedError(
+        "ProcessGroupNCCL does not support recvAnysource: name the source, or use a group of gloo for tensors of the host"
+    )
+
+
+SPARSE = "NCCL does not support all_reduce with sparse tensors. Please use dense tensors instead."
+"""Of tensors on GPUs; gloo adds those of the host up."""
