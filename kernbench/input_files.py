@@ -74,6 +74,14 @@ def is_file(path: str | Path) -> bool:
         return False
 
 
+def exists(path: str | Path) -> bool:
+    """Whether anything is there, likewise."""
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):
+        return False
+
+
 def is_directory(path: str | Path) -> bool:
     """Whether that is a directory's path, likewise."""
     try:

@@ -15,6 +15,8 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from greenlet import GreenletExit
+
 from kernbench.environment_variables import variables_set
 from kernbench.errors import ConfigError
 from kernbench.program_files import compiled_program, find_module, read_program
@@ -136,8 +138,8 @@ def run_ranks(
         with nullcontext() if at_exit is None else at_exit.program():
             try:
                 exec(marshal.loads(marshal.dumps(program.code)), vars(mains[rank]))
-            except KeyboardInterrupt as error:
-                if ctx.simulation.scheduler.interrupted:
+            except (KeyboardInterrupt, GreenletExit) as error:
+                if ctx.simulation.scheduler.interrupted or ctx.simulation.scheduler.aborting:
                     raise
                 # its own: torchrun's process would end with 130, which is a failure
                 raise RaisedElsewhere(error, user_traceback(error)) from None

@@ -174,6 +174,10 @@ class RankThreads:
         self._free = [each for each in self._free if each[1].is_alive() or each[1].ident is None]
         self._free.append((crew, thread))
 
+    def has_free(self, crew: Crew) -> bool:
+        """Whether a daemon of the crew runs that takes no turns: it may be about to do something."""
+        return any(each is crew and (thread.is_alive() or thread.ident is None) for each, thread in self._free)
+
     def unwatch(self) -> None:
         """The running thread has asked for turns: until then it did something."""
         me = threading.current_thread()
