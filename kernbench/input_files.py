@@ -106,6 +106,11 @@ def resolved(path: str | Path) -> Path:
         return Path(os.path.abspath(str(path).replace("\0", "")))
 
 
+def whole_number(text: str) -> int | None:
+    """The number that digits are; None for anything else, and for one that no 64 bits hold."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
+
+
 @contextmanager
 def naming(path: str | Path) -> Iterator[None]:
     """For the length of a block, complaints about what a file says name it."""

@@ -88,8 +88,9 @@ class ShownFailures:
 
 
 def exit_status(error: BaseException | None) -> int | None:
-    """The number that a program has given ``sys.exit``, having said itself what is wrong; None: it failed otherwise."""
-    return error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else None
+    """What a process ends with whose program has given ``sys.exit`` a number, having said itself what is wrong; None: it failed
+    otherwise. Never 0: the system takes the last byte of the number."""
+    return error.code & 0xFF or 1 if isinstance(error, SystemExit) and isinstance(error.code, int) else None
 
 
 def status_of(errors: Mapping[int, BaseException]) -> int | None:

@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kernbench.errors import ConfigError
-from kernbench.input_files import MOST_OF_A_TRACE, parse_json, read_text, shortened, shown_path
+from kernbench.input_files import MOST_OF_A_TRACE, parse_json, read_text, shortened, shown_path, whole_number
 
 FORMS = "FILE.jsonl, poisson:4/s,in=1024,out=256,n=200,seed=0, burst:in=1024,out=256,n=64 or none"
 """What ``--requests`` takes. A length may be a range, ``in=512-2048``, of which each length is as likely as any other."""
 
-MOST_REQUESTS, MOST_TOKENS, MOST_PROMPTS = 10**6, 10**7, 10**8
+MOST_REQUESTS, MOST_TOKENS, MOST_PROMPTS = 10**6, 10**7, 2 * 10**7
 """Requests, tokens of one, and tokens of all prompts, that there may be."""
 
 _GIVEN = {"in": "1024", "out": "256", "n": "200", "seed": "0"}
@@ -79,6 +79,8 @@ def _drawn(text: str, kind: str, parts: list[str], vocabulary: int) -> Iterator[
     if unknown := [name for name in named if name not in _GIVEN]:
         raise ConfigError(f"--requests {text}: {shortened(unknown[0])} is none of {', '.join(_GIVEN)}")
     given = {**_GIVEN, **named}
+    if whole_number(given["seed"]) is None:
+        raise ConfigError(f"--requests {text}: seed={shortened(given['seed'])}: expected a whole number")
     count, *_ = _range(text, given, "n", MOST_REQUESTS, "a whole number")
     lengths = [
         _range(text, given, name, MOST_TOKENS, "a number of tokens, or a range, 512-2048,") for name in ("in", "out")

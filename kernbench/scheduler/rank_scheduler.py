@@ -264,19 +264,19 @@ class RankScheduler:
             rank.phase = RankPhase.ABORTED
             return
         rank.phase = RankPhase.FAILED
-        if isinstance(error, RaisedElsewhere):
-            rank.error, rank.traceback = error.error, error.traceback
-        else:
-            rank.error, rank.traceback = error, ""
+        rank.error, rank.traceback = error, ""
         self.failed.append(rank)
         try:
-            if not rank.traceback:
+            if isinstance(error, RaisedElsewhere):
+                rank.error, rank.traceback = error.error, error.traceback
+            else:
                 rank.traceback = user_traceback(error)
             if self.on_first_failure is not None and len(self.failed) == 1:
                 self.on_first_failure(rank)
         except BaseException as other:  # what is shown is the program's, as where: no failure is lost over it
-            name = type(error).__qualname__
-            rank.traceback = rank.traceback or f"{name} (to show it has raised {type(other).__qualname__})\n"
+            if not rank.traceback:
+                text = f"{type(error).__qualname__} (to show it has raised {type(other).__qualname__})"
+                rank.error, rank.traceback = KernbenchError(text), f"{text}\n"
         if self.observer is not None:
             self.observer.rank_failed(rank)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import asyncio.selector_events
 import functools
+import multiprocessing.connection
+import multiprocessing.pool
 import select
 import selectors
 import time
@@ -17,11 +19,12 @@ from collections.abc import Callable
 from typing import Any
 
 from kernbench.scheduler.carrier import current_carrier, has_own_thread
-from kernbench.scheduler.crew import acting_crew, is_forked
+from kernbench.scheduler.crew import acting_crew, current_member, is_forked
 from kernbench.simulation.time.rank_threads import Notice, RankThreads
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
+_connections: Any = multiprocessing.connection
 _Loop: Any = asyncio.selector_events.BaseSelectorEventLoop
 _SELECTORS: tuple[Any, ...] = (selectors.DefaultSelector, selectors.PollSelector)
 _WOKEN = "_read_from_self"
@@ -35,6 +38,10 @@ RELIES_ON = (
         "asyncio.selector_events.BaseSelectorEventLoop._write_to_self", "other threads wake a loop up by it",
         looked_up_by=("asyncio.base_events.BaseEventLoop.call_soon_threadsafe",),
     ),
+    Reliance("multiprocessing.connection.wait", "it is a select, repeated", looked_up_by=(
+        "multiprocessing.connection.Connection._poll",
+    )),
+    Reliance("multiprocessing.pool.wait", "the same", looked_up_by=("multiprocessing.pool.Pool._wait_for_updates",)),
     Reliance("select.select", "of no files it is a sleep"),
     Reliance("asyncio.Handle", "it knows what it calls", holds=lambda handle: "_callback" in handle.__slots__),
 )  # fmt: skip
@@ -47,6 +54,9 @@ def install(patches: Patches, threads: RankThreads) -> None:
         patches.set(selector, "select", _selects(threads, waiting, selector.select))
     patches.set(_Loop, "_write_to_self", _wakes(waiting, _Loop._write_to_self))
     patches.set(select, "select", _sleeps(select.select))
+    wait = _waits(multiprocessing.connection.wait)
+    for module in (multiprocessing.connection, multiprocessing.pool):
+        patches.set(module, "wait", wait)
 
 
 def _sleeps(stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -62,12 +72,28 @@ def _sleeps(stock: Callable[..., Any]) -> Callable[..., Any]:
     return select
 
 
+def _waits(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """``multiprocessing.connection.wait``, which looks at the clock for whether its limit has passed: it has."""
+
+    @functools.wraps(stock)
+    def wait(object_list: Any, timeout: float | None = None) -> Any:
+        if not has_own_thread() or is_forked():
+            return stock(object_list, timeout)
+        with _connections._WaitSelector() as selector:
+            for each in object_list:
+                selector.register(each, selectors.EVENT_READ)
+            return [key.fileobj for key, _ in selector.select(None if timeout is None else max(timeout, 0.0))]
+
+    return wait
+
+
 def _selects(threads: RankThreads, waiting: Any, stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def select(self: Any, timeout: float | None = None) -> Any:
-        if not has_own_thread() or is_forked() or (timeout is not None and timeout <= 0):
-            return stock(self, timeout)
         crew = acting_crew()
+        takes_no_turns = not has_own_thread() or is_forked() or (crew is None and current_member() is not None)
+        if takes_no_turns or (timeout is not None and timeout <= 0):
+            return stock(self, timeout)
         if timeout is not None and _watches_itself(self) and (crew is None or not threads.has_free(crew)):
             return stock(self, 0) or _in_virtual_time(self, timeout, alone=crew is None)
         if crew is None and current_carrier() is None:

@@ -135,7 +135,7 @@ class SideThreads:
             turns = begin(ready=True)
             member = self._member(crew, lambda: _Ending(turns, end))
             crew.threads = [each for each in crew.threads if each.is_alive()] + [thread]
-        body = thread.run
+        body = _told(thread)
 
         def run() -> None:
             with suppress(_Ended):
@@ -266,6 +266,22 @@ class SideThreads:
         turns = self._threads.begin(crew, f"{name} in a pool", False, None, ready=False)
         pool.add(turns)
         return self._member(crew, lambda: _Ending(turns, pool))
+
+
+def _told(thread: threading.Thread) -> Callable[[], None]:
+    """Its body; what that raises is shown while the thread is its rank's still, by whose name the lines begin."""
+    body = thread.run
+
+    def run() -> None:
+        try:
+            body()
+        except SystemExit:
+            raise
+        except BaseException as error:
+            trace = error.__traceback__
+            threading.excepthook(threading.ExceptHookArgs((type(error), error, trace and trace.tb_next, thread)))
+
+    return run
 
 
 class _Submitted(threading.local):
