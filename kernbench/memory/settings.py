@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kernbench.errors import ConfigError
-from kernbench.input_files import whole_number
+from kernbench.input_files import shortened, whole_number
 
 MIB = 1 << 20
 LARGE_SEGMENT = 20 * MIB
@@ -101,7 +101,7 @@ def _next_division(nbytes: int, parts: int) -> int:
 
 
 def _wrong(key: str, value: str, expected: str) -> ConfigError:
-    return ConfigError(f"allocator settings: {key}:{value}: expected {expected}")
+    return ConfigError(f"allocator settings: {shortened(key)}:{shortened(value)}: expected {expected}")
 
 
 def _megabytes(key: str, value: str) -> int:
