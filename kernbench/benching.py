@@ -18,6 +18,7 @@ import click
 
 from kernbench.command_ends import exit_code_of, run_command
 from kernbench.errors import ConfigError
+from kernbench.input_files import is_directory
 from kernbench.names import ALGORITHM, SYSTEM
 from kernbench.plugins.command import PluginCommand
 
@@ -108,9 +109,9 @@ class OutputPath(click.ParamType):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
         """The path, if a file can be written there."""
         path = Path(value)
-        if path.is_dir():
+        if is_directory(path):
             self.fail(f"{path} is a folder: expected a file", param, ctx)
-        if not path.absolute().parent.is_dir():
+        if not is_directory(path.absolute().parent):
             self.fail(f"there is no folder {path.absolute().parent}", param, ctx)
         return path
 

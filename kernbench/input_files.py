@@ -74,6 +74,14 @@ def is_file(path: str | Path) -> bool:
         return False
 
 
+def exists(path: str | Path) -> bool:
+    """Whether anything is there, likewise."""
+    try:
+        return Path(path).exists()
+    except (OSError, ValueError):
+        return False
+
+
 def is_directory(path: str | Path) -> bool:
     """Whether that is a directory's path, likewise."""
     try:
@@ -96,6 +104,11 @@ def resolved(path: str | Path) -> Path:
         return Path(path).resolve()
     except (OSError, RuntimeError, ValueError):
         return Path(os.path.abspath(str(path).replace("\0", "")))
+
+
+def whole_number(text: str) -> int | None:
+    """The number that digits are; None for anything else, and for one that no 64 bits hold."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 19 else None
 
 
 @contextmanager

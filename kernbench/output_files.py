@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kernbench.errors import ConfigError, OutputError
-from kernbench.input_files import shown_path
+from kernbench.input_files import exists, is_directory, is_file, shown_path
 
 
 def require_place(path: str | Path, *endings: str, option: str = "") -> str:
@@ -32,9 +32,9 @@ def require_place(path: str | Path, *endings: str, option: str = "") -> str:
         raise ConfigError(
             f"{name}: expected a name that ends in {' or '.join([*filter(None, [', '.join(others)]), last])}"
         )
-    if target.is_dir():
+    if is_directory(target):
         raise ConfigError(f"{name}: is a folder; expected a file")
-    if not target.absolute().parent.is_dir():
+    if not is_directory(target.absolute().parent):
         raise ConfigError(f"{name}: there is no folder {shown(target.absolute().parent)}")
     return ending
 
@@ -111,7 +111,7 @@ def write_file(path: str | Path, content: str | bytes, *, compressed: bool = Fal
 def _is_written_in_place(path: Path) -> bool:
     if path.parts[:2] in (("/", "dev"), ("/", "proc")) and not path.is_relative_to("/dev/shm"):
         return True
-    return path.exists() and not path.is_file()
+    return exists(path) and not is_file(path)
 
 
 def make_folder(path: str | Path) -> Path:

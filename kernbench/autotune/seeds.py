@@ -23,7 +23,7 @@ from kernbench.autotune.collect import config_row, label_key
 from kernbench.autotune.finder import base_function
 from kernbench.autotune.rank import Ranked
 from kernbench.errors import ConfigError
-from kernbench.input_files import read_json, shown_path
+from kernbench.input_files import exists, read_json, shown_path
 from kernbench.output_files import write_file
 from kernbench.spec_files import check_json
 
@@ -133,7 +133,7 @@ def seeded(path: str | Path, *, keep: int = 1) -> Callable[[TunerT], TunerT]:
     """
 
     def decorate(tuner: TunerT) -> TunerT:
-        if not Path(path).exists():
+        if not exists(path):
             return tuner
         own = getattr(tuner, "early_config_prune", None)
         seeds = prune_from(path, kernel_name(tuner), keep=keep)

@@ -110,7 +110,7 @@ def main(context: click.Context, speed: SpeedRun, old: str, new: str, benches: t
                 for outcome in outcomes:
                     table.add_row(*rows(outcome))
                 if outcomes:
-                    Console(width=150).print(table)
+                    Console(width=150, markup=False).print(table)
                 every += outcomes
     except ConfigError as error:
         raise click.UsageError(str(error)) from None

@@ -10,6 +10,7 @@ import numpy as np
 
 from kernbench.cost.calibration import calibrate, measure_log, measure_manifest, system_document
 from kernbench.cost.comparisons import Comparison
+from kernbench.input_files import resolved
 from kernbench.output_files import write_file
 
 BAD_FIT = 0.2
@@ -49,7 +50,7 @@ def fit(source: Path, system: str, out: Path, collective: str | None, ranks: int
 
 def base_of(system: str) -> str:
     """What a file that extends ``system`` calls it, wherever that file is."""
-    return str(Path(system).resolve()) if Path(system).suffix in (".yaml", ".yml") else system
+    return str(resolved(system)) if Path(system).suffix in (".yaml", ".yml") else system
 
 
 def by_size(before: Comparison, after: Comparison) -> Iterator[str]:

@@ -13,6 +13,7 @@ from kernbench.end_to_end.published import published, published_parallel, select
 from kernbench.end_to_end.report import report
 from kernbench.end_to_end.results import merged, read_results, result_of, write_results
 from kernbench.end_to_end.runs import run_rows
+from kernbench.input_files import exists
 
 
 def validate_end_to_end(
@@ -38,7 +39,7 @@ def validate_end_to_end(
     results = [result_of(row, found[row.id]) for row in rows]
     click.echo((parallel_report if parallel else report)(results))
     if json_path is not None:
-        kept = read_results(json_path, published_parallel() if parallel else published()) if json_path.exists() else []
+        kept = read_results(json_path, published_parallel() if parallel else published()) if exists(json_path) else []
         write_results(json_path, merged(kept, results))
         click.echo(f"wrote {json_path}")
     sys.exit(0 if any(result.seconds is not None for result in results) else 1)

@@ -11,6 +11,7 @@ from pathlib import Path
 import click
 
 from kernbench.errors import ConfigError
+from kernbench.input_files import exists, is_directory
 from kernbench.names import Name
 from kernbench.output_files import shown, write_file
 
@@ -65,7 +66,7 @@ def copy(names: tuple[str, ...], folder: Path) -> list[Path]:
     """
     targets = {folder / name: path.read_bytes() for name, path in chosen(names).items()}
     for target, content in targets.items():
-        if target.exists() and (target.is_dir() or target.read_bytes() != content):
+        if exists(target) and (is_directory(target) or target.read_bytes() != content):
             raise ConfigError(f"{shown(target)} is there already, and differs: copy with --to another folder")
     for target, content in targets.items():
         try:

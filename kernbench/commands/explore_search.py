@@ -21,6 +21,7 @@ from kernbench.explore.study import RunLog, study_of
 from kernbench.html_report.study import write_study
 from kernbench.order import schedule_of, told
 from kernbench.plugins.manager import default_manager
+from kernbench.stand_ins import standing_in
 
 _PATIENCE = 2
 """With fewer ranks, so many times as many schedules are tried as it took to find something with all of them."""
@@ -50,6 +51,8 @@ def explore(
         raise ConfigError(
             "--jobs is for runs on this machine: leave it out with --scheduler, whose workers say how many run"
         )
+    with standing_in(values["stand_ins"]):
+        pass  # one that there is none of is no finding of a run
     with ExitStack() as stack:
         if scheduler is None:
             warm_up(values["system"])

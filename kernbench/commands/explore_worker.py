@@ -11,12 +11,12 @@ import sys
 import threading
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any
 
 from kernbench.commands.explore_runs import AskedRuns, ForkedRuns, begun, warm_up
 from kernbench.errors import ConfigError, KernbenchError
 from kernbench.explore import Trial
+from kernbench.input_files import is_directory
 
 _MODULE = "kernbench.commands.explore_worker"
 _PATIENCE = 1.0
@@ -80,7 +80,7 @@ _one_at_a_time = threading.Lock()
 
 def run_here(asked: AskedRuns, schedule: str, directory: str, path: list[str], is_wanted: Callable[[], bool]) -> Trial:
     """In a worker: run a program under a schedule, in a directory that this machine has, too. Raises KernbenchError."""
-    if not Path(directory).is_dir():
+    if not is_directory(directory):
         raise ConfigError(f"a Dask worker does not see the folder {directory}: explore where it is, on all machines")
     system = asked.values["system"]
     key = system, directory, *path

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from kernbench.commands.program_options import module_option, stand_in_option
 from kernbench.errors import ConfigError
@@ -66,7 +67,7 @@ def command(
         if not chosen:
             known = ", ".join(sorted({r.name for r in records})) or "none"
             raise ConfigError(f"{path} launched no kernel {name or 'at all'}; kernels launched: {known}")
-        console = Console()
+        console = Console(markup=False)
         for kernel in dict.fromkeys(r.name for r in chosen):
             _report(console, [r for r in chosen if r.name == kernel], ttir, with_resources, lines)
 
@@ -80,7 +81,8 @@ def _report(console: Console, records: list[LaunchRecord], ttir: bool, with_reso
     counts = last.counts
     used = resources(last.kernel) if with_resources else None
     device = current_device()
-    console.print(f"\n[bold]{last.name}[/bold]  grid {last.grid}, {len(records)} launches; figures of the last one")
+    heading = f"  grid {last.grid}, {len(records)} launches; figures of the last one"
+    console.print(Text.assemble("\n", (last.name, "bold"), heading))
     facts = Table(show_header=False, box=None, padding=(0, 2))
     facts.add_row("programs", f"{counts.programs:,}")
     facts.add_row("bytes read", f"{counts.bytes_read:,}  (unique {counts.unique_bytes_read:,})")

@@ -18,7 +18,7 @@ def points_bar(title: str) -> Iterator[Callable[[Any, int, int], None]]:
     from kernbench.sweep.journal import JournalWarning
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    console = Console(stderr=True)
+    console = Console(stderr=True, markup=False)
     with warnings.catch_warnings(), Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         warnings.simplefilter("always", JournalWarning)
         other = warnings.showwarning

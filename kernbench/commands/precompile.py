@@ -74,7 +74,7 @@ def _with_bar(title: str, todo: list[Variant], jobs: int | None, cache_dir: Path
     from kernbench.precompile.run import compile_all
 
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bar:
+    with Progress(*columns, console=Console(stderr=True, markup=False)) as bar:
         task = bar.add_task(title, total=len(todo))
 
         def advance(outcome: Compilation) -> None:

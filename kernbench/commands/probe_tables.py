@@ -10,8 +10,8 @@ from typing import Any
 import click
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from kernbench.sim_engine.probe import Result, probe
 from kernbench.topology import Topology, resolve_topology
@@ -61,13 +61,13 @@ def _data(topology: Topology, results: list[Result]) -> dict[str, Any]:
 
 
 def _print(topology: Topology, results: list[Result]) -> None:
-    console = Console(width=110, highlight=False)
+    console = Console(width=110, highlight=False, markup=False)
     nodes = f"{topology.nodes} nodes of " if topology.nodes > 1 else ""
     console.print(f"{nodes}{topology.system.name}", markup=False)
     for result in results:
         pattern = result.pattern
         count = len(pattern.transfers)
-        console.print(f"\n[bold]{escape(pattern.name)}[/bold]" + (f", {count} transfers" if count > 1 else ""))
+        console.print(Text.assemble("\n", (pattern.name, "bold"), f", {count} transfers" if count > 1 else ""))
         for hop in pattern.hops:
             rate = "" if hop.bandwidth == float("inf") else f", {BANDWIDTH.format(hop.bandwidth)}"
             console.print(f"  {hop.name}: {DURATION.format(hop.latency)}{rate}", markup=False)

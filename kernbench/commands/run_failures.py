@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import traceback
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import TextIO
 
 import click
@@ -39,9 +40,9 @@ class ShownFailures:
             require_output()
         except LostOutput:
             return  # that is why, and it is said in the end
-        self._shown = 1
         if exit_status(rank.error) is None:
             self._show(headed(rank, rank.traceback))
+        self._shown = 1
 
     def all(self, error: SpawnException) -> dict[int, BaseException]:
         """The run has ended: show the others, and sum up. Gives the errors by rank."""
@@ -81,13 +82,15 @@ class ShownFailures:
             click.echo(line, file=self._stream)
 
     def _show(self, text: str) -> None:
-        sys.stdout.flush()  # what came before, in a file of both
+        with suppress(AttributeError, ValueError):  # the program has taken it away, or closed it
+            sys.stdout.flush()  # what came before, in a file of both
         click.echo(text.strip(), file=self._stream)
 
 
 def exit_status(error: BaseException | None) -> int | None:
-    """The number that a program has given ``sys.exit``, having said itself what is wrong; None: it failed otherwise."""
-    return error.code if isinstance(error, SystemExit) and isinstance(error.code, int) else None
+    """What a process ends with whose program has given ``sys.exit`` a number, having said itself what is wrong; None: it failed
+    otherwise. Never 0: the system takes the last byte of the number."""
+    return error.code & 0xFF or 1 if isinstance(error, SystemExit) and isinstance(error.code, int) else None
 
 
 def status_of(errors: Mapping[int, BaseException]) -> int | None:

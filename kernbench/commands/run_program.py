@@ -20,6 +20,7 @@ from kernbench.commands.torchrun_options import DASHES
 from kernbench.defaults import FOLDED_ABOVE
 from kernbench.environment_variables import variables_set
 from kernbench.errors import ConfigError, OutputError
+from kernbench.input_files import exists
 from kernbench.order import check_findings_path, write_findings
 from kernbench.output_files import require_place
 from kernbench.plugins.manager import default_manager
@@ -271,9 +272,7 @@ def _is_command(program: str) -> bool:
     """Whether PROGRAM is a command that starts the ranks itself: one behind ``--``, or what is no file here but on the path."""
     if program.endswith(".py"):
         return False
-    return bool(click.get_current_context().meta.get(DASHES)) or (
-        not Path(program).exists() and found(program) is not None
-    )
+    return bool(click.get_current_context().meta.get(DASHES)) or (not exists(program) and found(program) is not None)
 
 
 def _print_races(ctx: RuntimeContext) -> int:

@@ -117,7 +117,7 @@ class RunProgress:
 
     def __init__(self, simulation: Simulation, wanted: bool | None = None) -> None:
         self._simulation = simulation
-        self._console = Console(stderr=True)
+        self._console = Console(stderr=True, markup=False)
         self._in_place = self._console.is_terminal
         self.wanted = self._in_place if wanted is None else wanted
         self._stop = threading.Event()

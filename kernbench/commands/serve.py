@@ -63,6 +63,9 @@ def command(
     from kernbench.commands import run
 
     chosen = ENGINES[engine]
+    of_engine = ["--model", str(model), "--requests", requests, *options]
+    if engine == "kernbench":
+        check_engine(of_engine, tp)
     given = {
         "--system": system, "--nproc-per-node": str(-(-tp // nodes)), "--nnodes": str(nodes), "--goodput": goodput,
         "--json": json, "--trace": trace, "--report": report_file,
@@ -71,7 +74,21 @@ def command(
     arguments = [
         "--data" if data else "--no-data", *folded, *(f"--stand-in={name}" for name in chosen.stand_ins),
         *(part for name, value in given.items() if value is not None for part in (name, value)),
-        "-m", chosen.module, "--model", str(model), "--requests", requests, *options,
+        "-m", chosen.module, *of_engine,
     ]  # fmt: skip
     with run.command.make_context("run", arguments, parent=click.get_current_context()) as context:
         run.command.invoke(context)
+
+
+def check_engine(arguments: list[str], ranks: int) -> None:
+    """What is wrong with the arguments of kernbench's engine, its model's file or its requests is said before it runs.
+
+    Raises:
+        ConfigError: a file is wrong; an option: ``SystemExit``, as argparse has it.
+    """
+    from kernbench.programs.model_shape import ServedModel
+    from kernbench.programs.requests import requests_of
+    from kernbench.programs.serving_options import options
+
+    args = options().parse_args(arguments)
+    requests_of(args.requests, ServedModel.read(args.model, ranks, args.dtype).shape.vocab_size)

@@ -10,8 +10,8 @@ from typing import Any
 import click
 from rich.box import SIMPLE_HEAD
 from rich.console import Console, RenderableType
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from kernbench.output_files import write_file
 from kernbench.topology import Topology, added_systems, resolve_topology, shipped_systems
@@ -31,8 +31,8 @@ def show_system(system: str, nodes: int | None, fabric: str | None, svg: Path | 
     if as_json:
         click.echo(json.dumps({**as_data(topology), "path": str(handle.path)}, indent=2))
         return
-    title = f"[bold]{escape(handle.name)}[/bold]  {escape(topology.system.description)}"
-    _print(title, f"[dim]{escape(str(handle.path))}[/dim]", *_sections(list(report(topology))))
+    title = Text.assemble((handle.name, "bold"), "  ", topology.system.description)
+    _print(title, Text(str(handle.path), "dim"), *_sections(list(report(topology))))
     if svg is not None:
         _print(f"\ndrawn into {svg}")
 
@@ -83,13 +83,13 @@ def _sections(sections: list[Section]) -> Iterator[RenderableType]:
     rows = [row for section in sections for row in section.rows]
     labels, values = (max(len(row[at]) for row in rows) for at in (0, 1))
     for section in sections:
-        yield f"\n[bold]{section.title}[/bold]"
+        yield Text.assemble("\n", (section.title, "bold"))
         table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
         table.add_column(min_width=labels + 2, no_wrap=True)
         table.add_column(min_width=values, no_wrap=True)
         table.add_column(style="dim")
         for label, value, remark in section.rows:
-            table.add_row(f"  {label}", escape(value), escape(remark))
+            table.add_row(f"  {label}", value, remark)
         yield table
 
 
@@ -102,11 +102,11 @@ def _table(*columns: str) -> Table:
 
 def _print(*parts: RenderableType) -> None:
     """Print for people; into a pipe or a file without colours, cuts and trailing blanks."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, markup=False)
     if console.is_terminal:
         console.print(*parts, sep="\n")
         return
-    console = Console(width=_PIPED_WIDTH, highlight=False)
+    console = Console(width=_PIPED_WIDTH, highlight=False, markup=False)
     with console.capture() as capture:
         console.print(*parts, sep="\n")
     click.echo("\n".join(line.rstrip() for line in capture.get().splitlines()))

@@ -21,6 +21,7 @@ from kernbench.cost.collective_choice import Candidate, candidates, direct_candi
 from kernbench.cost.collective_models import tree_chunk
 from kernbench.cost.collective_world import CollectiveWorld, build_world, resolve_system
 from kernbench.errors import ConfigError
+from kernbench.input_files import shortened, whole_number
 
 # NCCL, src/include/device.h and src/graph/tuning.cc (docs/cost_models.md): threads of a channel, and the bytes that make
 # one of them worth while.
@@ -117,12 +118,13 @@ def channel_count(world: CollectiveWorld, candidate: Candidate, nbytes: float, e
         text = environ.get(name)
         if text is None:
             continue
-        if not text.strip().isdigit() or int(text) < 1:
-            raise ConfigError(f"{name} is {text!r}; expected a whole number of at least 1")
+        number = whole_number(text.strip()) or 0
+        if number < 1:
+            raise ConfigError(f"{name} is {shortened(repr(text))}; expected a whole number of at least 1")
         if name == "NCCL_MIN_NCHANNELS":
-            least, most = int(text), max(most, int(text))
+            least, most = number, max(most, number)
         else:
-            least, most = min(least, int(text)), min(most, int(text))
+            least, most = min(least, number), min(most, number)
     if protocol in ("direct", "multicast") or algorithm in ("p2p", "copy"):
         return most
     threads = _THREADS[protocol] * _THREAD_BYTES[protocol]
@@ -155,7 +157,7 @@ def _restricted(options: Sequence[Candidate], collective: str, environ: Mapping[
             kept = list(options)
         if not kept:
             known = ", ".join(f"{option[0]}/{option[1]}" for option in options)
-            raise ConfigError(f"{name}={text} leaves nothing for {collective} here; possible: {known}")
+            raise ConfigError(f"{name}={shortened(text)} leaves nothing for {collective} here; possible: {known}")
     return kept
 
 

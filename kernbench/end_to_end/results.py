@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from pydantic import BaseModel
 
 from kernbench.cost.uncertainty import step_interval
 from kernbench.end_to_end.published import Published
 from kernbench.errors import ConfigError
+from kernbench.input_files import read_json, shown_path
 from kernbench.output_files import write_file
+from kernbench.spec_files import check_json
 from kernbench.sweep.outcome import OK, Outcome
 from kernbench.trace.step_parts import PathPart
 
@@ -143,6 +147,20 @@ def _digits(figure: float) -> float:
     return float(f"{figure:.6g}")
 
 
+class _WrittenRow(BaseModel):
+    id: str
+    seconds: float | None
+    parts: dict[str, tuple[float, float, float]]
+    reserved: int
+    host_seconds: float
+    problem: str
+    allocated: int = 0
+
+
+class _Written(BaseModel):
+    rows: list[_WrittenRow]
+
+
 def merged(older: Iterable[StepResult], newer: Iterable[StepResult]) -> list[StepResult]:
     """All rows that either has, in the order of the table; of those that both have, the newer ones."""
     found = {result.row.id: result for result in (*older, *newer)}
@@ -151,19 +169,16 @@ def merged(older: Iterable[StepResult], newer: Iterable[StepResult]) -> list[Ste
 
 def read_results(path: Path, rows: Iterable[Published]) -> list[StepResult]:
     """The results in a file that :func:`write_results` wrote, of those of ``rows`` that it has. Raises ConfigError."""
-    try:
-        data: Any = json.loads(path.read_text(encoding="utf-8"))
-        if (data["format"], data["version"]) != (FORMAT, VERSION):
-            raise ConfigError(
-                f"{path} is of another format or version: write it again with validate --end-to-end --json"
-            )
-        found: dict[str, Mapping[str, Any]] = {line["id"]: line for line in data["rows"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}") from None
+    data = read_json(path)
+    if not isinstance(data, dict) or (data.get("format"), data.get("version")) != (FORMAT, VERSION):
+        raise ConfigError(
+            f"{shown_path(path)} is of another format or version: write it again with validate --end-to-end --json"
+        )
+    found = {line.id: line for line in check_json(data, _Written, path).rows}
     return [
         StepResult(
-            row, line["seconds"], tuple(PathPart(kind, *figures) for kind, figures in line["parts"].items()), line["reserved"],
-            line["host_seconds"], line["problem"], line.get("allocated", 0),
+            row, line.seconds, tuple(PathPart(kind, *figures) for kind, figures in line.parts.items()), line.reserved,
+            line.host_seconds, line.problem, line.allocated,
         )
         for row in rows if (line := found.get(row.id)) is not None
     ]  # fmt: skip

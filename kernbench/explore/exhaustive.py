@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from kernbench.errors import ConfigError
 from kernbench.explore.search import FoundTrouble, Runs
 from kernbench.explore.trial import Trial, compared
+from kernbench.input_files import whole_number
 from kernbench.order import GivenAnswer, MetPair, schedule_of
 
 
@@ -64,7 +65,7 @@ class SearchedOrders:
 def bound_of(how: str) -> int | None:
     """The bound of ``"exhaustive"`` (None) or ``"exhaustive:BOUND"``. Raises :class:`ConfigError` for another."""
     name, _, bound = how.partition(":")
-    if name != "exhaustive" or (":" in how and not bound.isdecimal()):
+    if name != "exhaustive" or (":" in how and whole_number(bound) is None):
         raise ConfigError(f"how to explore: {how!r}: expected exhaustive or exhaustive:BOUND, such as exhaustive:2")
     return int(bound) if bound else None
 

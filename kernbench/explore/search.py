@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kernbench.errors import ConfigError
 from kernbench.explore.trial import Trial, Trouble, compared
+from kernbench.input_files import whole_number
 from kernbench.order import DEFAULT, GivenAnswer, schedule_of
 
 Runs = Callable[[Iterable[str]], Iterator[Trial]]
@@ -39,7 +40,7 @@ def schedules(how: str, runs: int, steps: int) -> list[str]:
     name, _, depth = how.partition(":")
     if how == "random":
         return [f"random:{seed}" for seed in range(1, runs + 1)]
-    if name == "pct" and depth.isdecimal() and int(depth) > 0:
+    if name == "pct" and whole_number(depth):
         return [f"pct:{depth}:{max(steps, 1)}:{seed}" for seed in range(1, runs + 1)]
     raise ConfigError(f"how to explore: {how!r}: expected random or pct:DEPTH, such as pct:3")
 

@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from kernbench.input_files import MOST_OF_A_TRACE, parse_json
+
 
 class Columns:
     """Columns by name, one behind the other.
@@ -57,11 +59,22 @@ class Columns:
 
 
 def unpacked(text: str) -> tuple[dict[str, Any], Columns]:
-    """The header and the columns of what :meth:`Columns.packed` gave."""
-    whole = zlib.decompress(base64.b64decode(text))
+    """The header and the columns of what :meth:`Columns.packed` gave. Raises ValueError if it is damaged."""
+    try:
+        whole = zlib.decompressobj().decompress(base64.b64decode(text, validate=True), MOST_OF_A_TRACE)
+    except zlib.error as error:
+        raise ValueError(str(error)) from None
     end = 4 + int.from_bytes(whole[:4], "little")
-    header = json.loads(whole[4:end])
-    return header, Columns({name: tuple(place) for name, place in header["columns"].items()}, whole[end:])
+    header = parse_json(whole[4:end], "its header")
+    try:
+        index = {
+            name: (int(offset), int(width), int(count)) for name, (offset, width, count) in header["columns"].items()
+        }
+    except (AttributeError, KeyError, TypeError):
+        raise ValueError("its header names no columns") from None
+    if any(min(place) < 0 or place[0] + place[1] * place[2] > len(whole) - end for place in index.values()):
+        raise ValueError("it ends before its columns do")
+    return header, Columns(index, whole[end:])
 
 
 def folded(values: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -23,6 +23,7 @@ from kernbench.html_report.columns import Columns, unpacked
 from kernbench.html_report.flame import flame_of
 from kernbench.html_report.source import ReportSource
 from kernbench.html_report.tracks import TypeTable, add_path, add_spans, groups_of, rows_of
+from kernbench.input_files import MOST_OF_A_TRACE, read_text, shortened, shown_path
 from kernbench.output_files import require_place, write_file
 from kernbench.version import __version__
 
@@ -143,13 +144,13 @@ def document_of(source: ReportSource) -> tuple[dict[str, Any], Columns]:
 
 def read_page(path: str | Path) -> tuple[dict[str, Any], Columns]:
     """What a page was made of. Raises ConfigError if it is none of ours."""
-    try:
-        _, mark, rest = Path(path).read_text(encoding="utf-8").partition(MARK)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
+    _, mark, rest = read_text(path, MOST_OF_A_TRACE).partition(MARK)
     if not mark:
-        raise ConfigError(f"{path} was not written by kernbench run --report")
-    return unpacked(rest.partition("</script>")[0])
+        raise ConfigError(f"{shown_path(path)} was not written by kernbench run --report")
+    try:
+        return unpacked(rest.partition("</script>")[0])
+    except ValueError as error:
+        raise ConfigError(f"{shown_path(path)} is damaged: {shortened(error, 200)}") from None
 
 
 def _fields(each: Any) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from kernbench.errors import ConfigError
+from kernbench.input_files import shortened, whole_number
 
 MIB = 1 << 20
 LARGE_SEGMENT = 20 * MIB
@@ -100,13 +101,14 @@ def _next_division(nbytes: int, parts: int) -> int:
 
 
 def _wrong(key: str, value: str, expected: str) -> ConfigError:
-    return ConfigError(f"allocator settings: {key}:{value}: expected {expected}")
+    return ConfigError(f"allocator settings: {shortened(key)}:{shortened(value)}: expected {expected}")
 
 
 def _megabytes(key: str, value: str) -> int:
-    if not value.isdigit() or int(value) * MIB < LARGE_SEGMENT:
+    number = whole_number(value)
+    if number is None or number * MIB < LARGE_SEGMENT:
         raise _wrong(key, value, f"a number of MiB, at least {LARGE_SEGMENT // MIB}")
-    return int(value) * MIB
+    return number * MIB
 
 
 def _share(key: str, value: str) -> float:
@@ -126,8 +128,8 @@ def _switch(key: str, value: str) -> bool:
 
 
 def _power_of_two(key: str, text: str, given: str) -> int:
-    number = int(text) if text.isdigit() else -1
-    if number < 0 or number & (number - 1):
+    number = whole_number(text)
+    if number is None or number & (number - 1):
         raise _wrong(key, given, "powers of two")
     return number
 

@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from kernbench.input_files import whole_number
+
 KIB = 1 << 10
 
 BLAS, LT = "blas", "lt"
@@ -60,12 +62,13 @@ class Workspaces:
         config = environ.get("CUBLAS_WORKSPACE_CONFIG")
         if hip:
             config = config or environ.get("HIPBLAS_WORKSPACE_CONFIG") or environ.get("ROCBLAS_WORKSPACE_CONFIG")
-        parts = _PART.findall(config or "")
-        blas = sum(int(size) * KIB * int(count) for size, count in parts) if parts else default
+        parts = [(whole_number(size) or 0, whole_number(count) or 0) for size, count in _PART.findall(config or "")]
+        blas = sum(size * KIB * count for size, count in parts) if parts else default
         if environ.get("TORCH_CUBLASLT_UNIFIED_WORKSPACE") in ("1", "true", "True", "TRUE") and not hip:
             return cls(blas, 0)
         size = environ.get("CUBLASLT_WORKSPACE_SIZE") or (environ.get("HIPBLASLT_WORKSPACE_SIZE") if hip else None)
-        lt = int(size) * KIB if size and size.isdecimal() else HIP_LT_DEFAULT if hip else LT_DEFAULT
+        stated = whole_number(size or "")
+        lt = stated * KIB if stated is not None else HIP_LT_DEFAULT if hip else LT_DEFAULT
         return cls(blas, lt)
 
 

@@ -24,6 +24,7 @@ from random import Random
 from typing import ClassVar, NamedTuple, Protocol
 
 from kernbench.errors import ConfigError
+from kernbench.input_files import whole_number
 
 VARIABLE = "KERNBENCH_SCHEDULE"
 """The variable of the environment that says the schedule of simulations which do not."""
@@ -50,7 +51,7 @@ EVERYTHING = "everything"
 _LETS_OTHERS_GO = 0.25
 _APART = 0.5
 
-_ANSWER = re.compile(r"(?P<point>[a-z]\d*)\.(?P<number>\d+)=(?P<taken>\d+)")
+_ANSWER = re.compile(r"(?P<point>[a-z]\d{0,9})\.(?P<number>\d{1,18})=(?P<taken>\d{1,18})")
 
 
 class GivenAnswer(NamedTuple):
@@ -192,8 +193,8 @@ def strategy_of(schedule: str) -> Strategy:
     if schedule == DEFAULT:
         return _Stated()
     name, *numbers = schedule.split(":")
-    if all(each.isdecimal() for each in numbers):
-        values = [int(each) for each in numbers]
+    values = [value for value in map(whole_number, numbers) if value is not None]
+    if len(values) == len(numbers):
         if name == "random" and len(values) == 1:
             return _Seeded(*values)
         if name == "pct" and len(values) == 3 and values[0] > 0 and values[1] > 0:

@@ -25,6 +25,7 @@ from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from typing import Any
 
+from kernbench.input_files import expanded, is_file, resolved
 from kernbench.plugins.problems import PluginError, reason, warn
 
 PLUGINS = "kernbench"
@@ -126,8 +127,8 @@ def load_reference(reference: str) -> Any:
 
 @cache
 def _load_file(text: str) -> Any:
-    path = Path(text).expanduser().resolve()
-    if not path.is_file():
+    path = resolved(expanded(text))
+    if not is_file(path):
         raise FileNotFoundError(f"there is no file {path}")
     spec = spec_from_file_location(path.stem, path)
     assert spec is not None
@@ -153,7 +154,7 @@ def _system_file(point: EntryPoint) -> Path:
             path = next((Path(folder) / f"{point.name}.yaml" for folder in folders), Path(point.value))
     except Exception as error:
         raise PluginError(f"system {point.name!r} of {origin(point)} ({point.value}): {reason(error)}") from error
-    if not path.is_file():
+    if not is_file(path):
         raise PluginError(
             f"system {point.name!r} of {origin(point)}: entry point {point.value!r} gives no file ({path}); expected a "
             f"package that has {point.name}.yaml, or module:name of a path"

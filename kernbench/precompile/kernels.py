@@ -14,11 +14,11 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from kernbench.errors import ConfigError
+from kernbench.input_files import expanded, resolved
 from kernbench.program_files import compiled_program, find_module, read_program
 
 Surroundings = Callable[[], AbstractContextManager[object]]
@@ -70,7 +70,7 @@ def load_module(reference: str) -> ModuleType:
 
 
 def _load_file(reference: str) -> ModuleType:
-    path = Path(reference).expanduser().resolve()
+    path = resolved(expanded(reference))
     name = f"_kernbench_file_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
     if name in sys.modules:
         return sys.modules[name]

@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kernbench.errors import KernbenchError
+from kernbench.input_files import resolved
 from kernbench.precompile.kernels import surroundings_now
 from kernbench.precompile.space import Space, Variant, read_spaces, variants
 from kernbench.precompile.worker import COMPILED, FAILED, HIT, Compilation, begin_worker, compile_variant
@@ -109,7 +110,7 @@ def compile_all(
     """Compile these variants; see :func:`precompile`."""
     begin = time.perf_counter()
     jobs = max(1, min(jobs or _cores(), len(todo)))
-    cache = None if cache_dir is None else str(Path(cache_dir).resolve())
+    cache = None if cache_dir is None else str(resolved(cache_dir))
     done: dict[str, Compilation] = {}
     for outcome in _run(list(todo), jobs, cache, values):
         done[outcome.name] = outcome

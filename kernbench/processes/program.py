@@ -80,6 +80,13 @@ def run(
     except BaseException:
         traceback.print_exc(file=sys.__stderr__)
         leave(70)
+    try:
+        _live(simulation, side, body)
+    finally:  # whatever happens: the rest of what it is a copy of is the parent's
+        leave(70)
+
+
+def _live(simulation: Simulation, side: RankSide, body: Callable[[], Any]) -> NoReturn:
     error, trace, failed = None, "", False
     try:
         body()
@@ -87,7 +94,11 @@ def run(
     except RaisedElsewhere as raised:  # whatever its kind, it is a failure
         error, trace, failed = portable(raised.error), raised.traceback, True
     except BaseException as raised:
-        error, trace = portable(raised), user_traceback(raised)
+        try:
+            error, trace = portable(raised), user_traceback(raised)
+        except BaseException as other:  # what is shown is the program's, as its exception is
+            name = type(raised).__qualname__
+            error, trace = (None, name), f"{name} (to show it has raised {type(other).__qualname__})\n"
     with contextlib.suppress(BaseException):
         for thread in threading.enumerate():
             if thread is not threading.current_thread() and not thread.daemon:

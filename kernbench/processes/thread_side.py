@@ -30,6 +30,7 @@ class ThreadSide:
         self._watch = self._threads.watch
         self._numbers, self._keys = count(1), count()
         self._awaited: dict[Notice, int] = {}
+        self._limits: dict[Notice, float] = {}
         self._arrivals: list[tuple[Any, ...]] = []
         self._mutex = allocate_lock()
 
@@ -86,10 +87,13 @@ class ThreadSide:
     def wait(self, notice: Notice, seconds: float | None = None) -> bool:
         """See :meth:`RankThreads.wait`."""
         key = self._awaited[notice] = next(self._keys)
+        if seconds is not None:
+            self._limits[notice] = seconds
         try:
             self._side.call("await_thread", key, notice.condition.name, seconds)
         finally:
             del self._awaited[notice]
+            self._limits.pop(notice, None)
         return notice.told
 
     def time(self) -> float:
@@ -117,13 +121,19 @@ class ThreadSide:
 
     def settle(self) -> list[tuple[Any, ...]]:
         """While no thread has a turn: what those have to say that take none, as soon as they have nothing to do."""
-        pause = allocate_lock()
+        pause, looks = allocate_lock(), 0
         pause.acquire()
-        while self._threads.is_busy([self._side.rank] if self._awaited else ()):
+        while self._threads.is_busy(self._listening(looks * LOOK)):
             pause.acquire(timeout=LOOK)
+            looks += 1
         with self._mutex:
             come, self._arrivals = self._arrivals, []
         return come
+
+    def _listening(self, waited: float) -> list[int]:
+        """Ranks of which a thread waits for others: this one, until something has come, or a limit has passed here, too."""
+        overdue = any(limit < waited for limit in self._limits.values())
+        return [self._side.rank] if self._awaited and not self._arrivals and not overdue else []
 
 
 class ProcessTurns:

@@ -18,14 +18,15 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from kernbench.programs.requests import FORMS, ServedRequest, limited, requests_of
-from kernbench.programs.serving_model import BatchInputs, ModelShape, ServedLlama
+from kernbench.programs.model_shape import ModelShape, ServedModel
+from kernbench.programs.requests import ServedRequest, limited, requests_of
+from kernbench.programs.serving_model import BatchInputs, ServedLlama
+from kernbench.programs.serving_options import options
 from kernbench.reporting import report_engine_step, report_request
 
 GRAPHS = (1, 2, 4, *range(8, 64, 8), *range(64, 256, 32), *range(256, 1025, 128))
@@ -253,38 +254,15 @@ def agreed(now: float) -> float:
     return clock.item()
 
 
-def options() -> argparse.ArgumentParser:
-    """Of the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", required=True, type=Path, help="config.json of a Llama, or its folder")
-    parser.add_argument("--requests", default="none", help=FORMS)
-    parser.add_argument("--dtype", help="of weights and cache; that of the config by default")
-    parser.add_argument("--longest", type=int, help="most tokens of a sequence; what the model can by default")
-    parser.add_argument("--budget", type=int, default=8192, help="most tokens of a step")
-    parser.add_argument("--sequences", type=int, default=256, help="most sequences of a step")
-    parser.add_argument("--utilization", type=float, default=0.9, help="share of the GPU's memory to be used")
-    parser.add_argument("--page", type=int, default=256, help="tokens of a page; flash_attn wants multiples of 256")
-    parser.add_argument("--pages", type=int, help="of the cache; as many as fit by default")
-    parser.add_argument("--eager", action="store_true", help="no CUDA graphs")
-    parser.add_argument(
-        "--host-seconds", type=float, default=0.0, help="what scheduling a step takes the host, besides launches"
-    )
-    parser.add_argument("--weights", choices=["empty", "drawn"], default="empty", help="drawn: from a seed, for values")
-    parser.add_argument("--answers", type=Path, help="write the generated tokens here, as JSON")
-    return parser
-
-
 @torch.no_grad()
 def main() -> None:
     """Serve."""
     args = options().parse_args()
-    path = args.model / "config.json" if args.model.is_dir() else args.model
-    config = json.loads(path.read_text(encoding="utf-8"))
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
     torch.cuda.set_device(device)
     dist.init_process_group("cpu:gloo,cuda:nccl")
-    shape = ModelShape.of(config, dist.get_world_size())
-    args.dtype = args.dtype or config.get("dtype") or config.get("torch_dtype") or "bfloat16"
+    model = ServedModel.read(args.model, dist.get_world_size(), args.dtype)
+    shape, args.dtype = model.shape, model.dtype
     args.longest = min(args.longest or shape.max_position_embeddings, shape.max_position_embeddings)
     requests = limited(requests_of(args.requests, shape.vocab_size), args.longest)
     engine = ServingEngine(args, shape, device)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -15,47 +14,7 @@ from flash_attn import flash_attn_varlen_func
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-
-@dataclass(frozen=True)
-class ModelShape:
-    """Sizes of a model, by the names of a ``config.json``."""
-
-    num_hidden_layers: int
-    hidden_size: int
-    intermediate_size: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    vocab_size: int
-    head_dim: int
-    max_position_embeddings: int
-    rms_norm_eps: float
-    rope_theta: float
-
-    @classmethod
-    def of(cls, given: dict[str, Any], world: int) -> ModelShape:
-        """Of a file's content, for ``world`` ranks. Raises ValueError if the engine has no such model."""
-        if given.get("model_type") not in ("llama", "mistral"):
-            raise ValueError(
-                f"model_type {given.get('model_type')!r}: this engine has llama and mistral; --engine vllm others"
-            )
-        heads = given["num_attention_heads"]
-        rope = given.get("rope_parameters") or given
-        known = {
-            "num_key_value_heads": heads, "head_dim": given["hidden_size"] // heads, "rms_norm_eps": 1e-5,
-            "rope_theta": rope.get("rope_theta", 10000.0), "max_position_embeddings": 4096,
-            **{name: value for name, value in given.items() if value is not None},
-        }  # fmt: skip
-        shape = cls(**{name: known[name] for name in cls.__dataclass_fields__})
-        for name, size in (
-            ("attention heads", heads),
-            ("vocabulary", shape.vocab_size),
-            ("MLP", shape.intermediate_size),
-        ):
-            if size % world:
-                raise ValueError(
-                    f"tensor parallelism over {world}: {size}, the size of its {name}, is not divisible by it"
-                )
-        return shape
+from kernbench.programs.model_shape import ModelShape
 
 
 class Shard(nn.Linear):

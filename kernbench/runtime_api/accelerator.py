@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from kernbench.errors import ConfigError
+from kernbench.input_files import whole_number
 from kernbench.simulation.memory.process_memory import ProcessMemory
 from kernbench.simulation.simulation import Simulation
 
@@ -70,10 +71,10 @@ class Accelerator:
         if isinstance(device, int):
             return device
         text = str(device)
-        number = text.rpartition(":")[2]
-        if not number.isdigit():
+        number = whole_number(text.rpartition(":")[2])
+        if number is None:
             raise ConfigError(f"device {device!r}: expected an index or 'name:index'")
-        return int(number)
+        return number
 
     current_device_idx = current_device_index
     set_device_idx = set_device_index

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from kernbench.errors import KernbenchError
+from kernbench.input_files import whole_number
 from kernbench.runtime_api import start_up
 from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus
 from kernbench.torch_backend.process_groups import late_joining
@@ -93,7 +94,11 @@ def at_import_of_torch(generators: Generators) -> None:
 def _named() -> tuple[int, int] | None:
     """Rank and size of the world that the environment names, if these have not been inherited from a rank."""
     rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    if not rank.isdigit() or not size.isdigit() or os.environ.get(TAKEN, "").split(" ")[0] == f"{rank}/{size}":
+    if (
+        whole_number(rank) is None
+        or whole_number(size) is None
+        or os.environ.get(TAKEN, "").split(" ")[0] == f"{rank}/{size}"
+    ):
         return None
     return int(rank), int(size)
 
@@ -129,7 +134,7 @@ def join(rank: int, size: int, keep: Collection[str] = ()) -> None:
         raise KernbenchError("this process is a rank already")
     told = os.environ.get("WORLD_SIZE") == str(size)  # else what it says of nodes is of another world
     local = os.environ.get("LOCAL_WORLD_SIZE", "") if told else ""
-    seat = Seat(os.environ[ADDRESS], Hello(rank, size, int(local) if local.isdigit() else 0))
+    seat = Seat(os.environ[ADDRESS], Hello(rank, size, whole_number(local) or 0))
     os.environ[TAKEN] = taken(os.environ[ADDRESS], rank, size)
     opened = simulate(stop_after_steps=seat.welcome.stop_after_steps, **seat.welcome.options)
     ctypes.pythonapi.Py_IncRef(

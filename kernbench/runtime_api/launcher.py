@@ -15,6 +15,8 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from greenlet import GreenletExit
+
 from kernbench.environment_variables import variables_set
 from kernbench.errors import ConfigError
 from kernbench.program_files import compiled_program, find_module, read_program
@@ -23,6 +25,7 @@ from kernbench.runtime_api.adoption import Adoption
 from kernbench.runtime_api.at_exit import AtExit
 from kernbench.runtime_api.context import RuntimeContext
 from kernbench.scheduler import RaisedElsewhere, user_traceback
+from kernbench.scheduler.crew import current_member
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.rank_state import marked_source
 from kernbench.torch_backend.rank_state.output import TORCHRUN_PREFIX, rank_streams
@@ -96,6 +99,12 @@ def _as_started(program: RankProgram) -> Iterator[None]:
             sys.modules["__main__"] = main
 
 
+def _writer(ctx: RuntimeContext) -> int | None:
+    """The rank that the running thread belongs to, whether it takes turns or not."""
+    member = current_member()
+    return ctx.simulation.scheduler.current_rank() if member is None else member.crew.rank
+
+
 def run_ranks(
     ctx: RuntimeContext,
     program: RankProgram,
@@ -136,8 +145,8 @@ def run_ranks(
         with nullcontext() if at_exit is None else at_exit.program():
             try:
                 exec(marshal.loads(marshal.dumps(program.code)), vars(mains[rank]))
-            except KeyboardInterrupt as error:
-                if ctx.simulation.scheduler.interrupted:
+            except (KeyboardInterrupt, GreenletExit) as error:
+                if ctx.simulation.scheduler.interrupted or ctx.simulation.scheduler.aborting:
                     raise
                 # its own: torchrun's process would end with 130, which is a failure
                 raise RaisedElsewhere(error, user_traceback(error)) from None
@@ -151,7 +160,7 @@ def run_ranks(
     try:
         with (
             _as_started(program),
-            rank_streams(ctx.simulation.scheduler.current_rank, TORCHRUN_PREFIX if prefix else ""),
+            rank_streams(functools.partial(_writer, ctx), TORCHRUN_PREFIX if prefix else ""),
         ):
             ctx.multiprocessing.spawn(body, (), world, isolation=isolation, per_rank_modules=per_rank_modules)
     finally:

@@ -28,6 +28,7 @@ from kernbench.torch_backend.gpu.device.devices import HostDevices
 from kernbench.torch_backend.gpu.device.visible_devices import visible_first
 from kernbench.torch_backend.process_groups import stores
 from kernbench.torch_backend.rank_state.greenlets import GreenletEnvironment
+from kernbench.torch_backend.rank_state.interpreter import InterpreterState
 
 ISOLATIONS = ("carrier", "greenlet", "process")
 
@@ -177,10 +178,12 @@ class Multiprocessing:
 
     def _start(self, program: SpawnCall, folding: Folding | None) -> None:
         """Make the ranks that run, ready to."""
+        interpreter = InterpreterState()
         ranks = range(program.nprocs) if folding is None else folding.live
         environment = self.open_world(program, folding)
         bodies: list[Callable[[], Any]] = [functools.partial(program.fn, rank, *program.args) for rank in ranks]
         before_run = None
+        self._simulation.world.closers.insert(0, interpreter.put_back)
         if isinstance(environment, Environment):
             bodies = [environment.wrap(rank, body) for rank, body in zip(ranks, bodies, strict=True)]
             if program.isolation == "carrier":

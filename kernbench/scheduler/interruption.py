@@ -62,6 +62,8 @@ class EndingHandler:
 
     def __init__(self) -> None:
         self._process = os.getpid()
+        self.before = {each: default for each, default in _DEFAULTS.items() if signal.getsignal(each) is default}
+        """The signals that it is to handle: those that were handled as Python does by itself, and how."""
 
     @property
     def is_mine(self) -> bool:
@@ -74,10 +76,10 @@ class EndingHandler:
             if _is_in_finalizer(frame):  # Python drops what is raised there: the signal comes again
                 start_new_thread(_send_again, (self._process, signum))
                 return
-            for each in _DEFAULTS:
+            for each in self.before:
                 signal.signal(each, signal.SIG_DFL)
             raise Interrupted(signum)
-        default = _DEFAULTS[signal.Signals(signum)]
+        default = self.before[signal.Signals(signum)]
         signal.signal(signum, default)
         os.kill(os.getpid(), signum)
 
@@ -90,12 +92,11 @@ def ending_signals() -> Iterator[None]:
         yield
         return
     handler = EndingHandler()
-    before = {each: default for each, default in _DEFAULTS.items() if signal.getsignal(each) is default}
-    for each in before:
+    for each in handler.before:
         signal.signal(each, handler)
     try:
         yield
     finally:
-        for each, default in before.items():
+        for each, default in handler.before.items():
             if signal.getsignal(each) in (handler, signal.SIG_DFL):
                 signal.signal(each, default)

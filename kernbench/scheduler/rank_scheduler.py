@@ -244,8 +244,8 @@ class RankScheduler:
                 rank.phase = RankPhase.ABORTED
                 raise
             rank.phase = RankPhase.ABORTED if self.aborting else RankPhase.DONE
-            if isinstance(error, KeyboardInterrupt) and (place := program_line(error)):
-                rank.ended_by = f"KeyboardInterrupt at {place}"
+            if rank.phase is RankPhase.DONE and (place := program_line(error)):
+                rank.ended_by = f"{type(error).__name__} at {place}"
         except SystemExit as exit_:
             if self.aborting:
                 rank.phase = RankPhase.ABORTED
@@ -264,13 +264,19 @@ class RankScheduler:
             rank.phase = RankPhase.ABORTED
             return
         rank.phase = RankPhase.FAILED
-        if isinstance(error, RaisedElsewhere):
-            rank.error, rank.traceback = error.error, error.traceback
-        else:
-            rank.error, rank.traceback = error, user_traceback(error)
+        rank.error, rank.traceback = error, ""
         self.failed.append(rank)
-        if self.on_first_failure is not None and len(self.failed) == 1:
-            self.on_first_failure(rank)
+        try:
+            if isinstance(error, RaisedElsewhere):
+                rank.error, rank.traceback = error.error, error.traceback
+            else:
+                rank.traceback = user_traceback(error)
+            if self.on_first_failure is not None and len(self.failed) == 1:
+                self.on_first_failure(rank)
+        except BaseException as other:  # what is shown is the program's, as where: no failure is lost over it
+            if not rank.traceback:
+                text = f"{type(error).__qualname__} (to show it has raised {type(other).__qualname__})"
+                rank.error, rank.traceback = KernbenchError(text), f"{text}\n"
         if self.observer is not None:
             self.observer.rank_failed(rank)
 

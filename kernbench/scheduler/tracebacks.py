@@ -105,11 +105,23 @@ _CONTEXT = "\nDuring handling of the above exception, another exception occurred
 
 def _one(error: BaseException, frames: list[tuple[FrameType, int]], hidden: int) -> str:
     head = "Traceback (most recent call last):\n" if frames else ""
-    lines = traceback.StackSummary.extract(iter(frames)).format()
+    lines = _shown(frames)
     if hidden:
         frames_are = "1 frame is" if hidden == 1 else f"{hidden} frames are"
         lines.append(f"  ({frames_are} the simulator's or torch's: {VARIABLE}=full shows them)\n")
     return f"{head}{''.join(lines)}{_said(error)}"
+
+
+MOST_FRAMES = 2000
+"""Frames of an exception that are shown: of a recursion that is a million calls deep, the first and the last ones."""
+
+
+def _shown(frames: list[tuple[FrameType, int]]) -> list[str]:
+    left_out = len(frames) - MOST_FRAMES
+    if left_out <= 0:
+        return traceback.StackSummary.extract(iter(frames)).format()
+    first, last = frames[: MOST_FRAMES // 2], frames[-MOST_FRAMES // 2 :]
+    return [*_shown(first), f"  ({left_out:,} frames are left out)\n", *_shown(last)]
 
 
 def _said(error: BaseException) -> str:

@@ -17,12 +17,15 @@ long as it would take alone. Waiting for other ranks is not foreseen.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from typing import NamedTuple
 
 from kernbench.sim_engine.operation import Operation
 
 _AHEAD = 16  # collectives that are not over which a kernel may meet; a host may have posted thousands
+_KEPT = (
+    64  # collectives of a SIP beyond which those that have ended are forgotten, where no kernel comes that would do it
+)
 _MOST = 0.5  # a kernel is never taken to be slowed down by more than this
 
 
@@ -88,8 +91,11 @@ class Interference:
     def expect(self, op: Operation, after: Sequence[Operation], load: Load) -> None:
         """``op`` is one member's part of a collective; it starts once ``after`` have ended."""
         if load.compute or load.memory:
+            all_posted = self.posted.setdefault(op.sip, [])
+            if len(all_posted) >= _KEPT:
+                self._forget_ended(all_posted, op.enqueue)
             posted = self._by_operation[op] = _Posted(op, after, load)
-            self.posted.setdefault(op.sip, []).append(posted)
+            all_posted.append(posted)
 
     def stretched(self, sip: int, kind: str, start: float, seconds: float) -> float:
         """How long an operation of ``seconds`` on PEs takes that starts at ``start``; ``kind``: see :class:`Operation`."""
@@ -135,6 +141,19 @@ class Interference:
                 begin = max(begin, end)
             posted.begin, posted.after = begin, ()
         return posted.begin
+
+    def _forget_ended(self, all_posted: list[_Posted], now: float) -> None:
+        """Forget the first ones, if many of them have ended, and were expected to, by ``now``: no kernel starts before that."""
+
+        def over(posted: _Posted) -> bool:
+            begin, end = self._begin(posted), posted.op.end
+            return begin is not None and end is not None and max(begin + posted.load.seconds, end) <= now
+
+        count = sum(1 for _ in takewhile(over, all_posted))
+        if count >= _KEPT // 2:
+            for posted in all_posted[count:]:
+                self._begin(posted)  # by what is expected of those that are forgotten
+            self._forget(all_posted, count)
 
     def _forget(self, all_posted: list[_Posted], count: int) -> None:
         """The first ``count`` are over: kernels start one after the other."""

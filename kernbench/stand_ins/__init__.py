@@ -19,6 +19,7 @@ from typing import Any
 
 from kernbench.environment_variables import variables_set
 from kernbench.errors import ConfigError
+from kernbench.input_files import resolved
 from kernbench.stand_ins.finders import (
     TAKEN,
     AutomaticFinder,
@@ -131,7 +132,7 @@ def remarks() -> list[str]:
 def _whole(name: str) -> str:
     """A reference to a file, with its whole path: processes may be started elsewhere."""
     place, _, what = name.partition(":")
-    return f"{Path(place).resolve()}:{what}" if place.endswith(".py") else name
+    return f"{resolved(place)}:{what}" if place.endswith(".py") else name
 
 
 def _is_installed(name: str) -> bool:

@@ -12,6 +12,7 @@ from typing import TextIO
 
 from pydantic import TypeAdapter
 
+from kernbench.input_files import exists
 from kernbench.sweep.outcome import Outcome
 
 _OUTCOME = TypeAdapter(Outcome)
@@ -38,7 +39,7 @@ class Journal:
         """What is known. Lines that are no outcome are left out, and are in :attr:`damaged`."""
         known: dict[str, Outcome] = {}
         self.damaged = []
-        lines = self.path.read_bytes().split(b"\n") if self.path.exists() else []
+        lines = self.path.read_bytes().split(b"\n") if exists(self.path) else []
         for number, line in enumerate(lines, 1):
             if not line.strip():
                 continue
@@ -66,7 +67,7 @@ class Journal:
     def opened(self, *, fresh: bool) -> Iterator[None]:
         """For a block, :meth:`add` writes; ``fresh`` forgets what was there. What a crash has cut off at the end is dropped."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        if not fresh and self.path.exists():
+        if not fresh and exists(self.path):
             text = self.path.read_bytes()
             whole = text.rpartition(b"\n")
             if whole[2]:

@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from kernbench.errors import ConfigError
 from kernbench.grid import Point, expand, label
+from kernbench.input_files import is_file, resolved
 from kernbench.precompile.kernels import importing_within, load_module
 from kernbench.runtime_api.program_gpus import program_gpus
 from kernbench.spec_files import read_spec
@@ -87,7 +88,7 @@ def read_sweep(path: str | Path) -> SweepSpec:
     file = Path(path)
     spec = read_spec(file, SweepSpec)
     place, _, name = spec.program.rpartition(":")
-    program = f"{(file.parent / place).resolve()}:{name}" if place.endswith(".py") else spec.program
+    program = f"{resolved(file.parent / place)}:{name}" if place.endswith(".py") else spec.program
     beside = {name: [_beside(value, file.parent) for value in values] for name, values in spec.axes.items()}
     plugins = [plugin_beside(reference, file.parent) for reference in spec.plugins]
     return spec.model_copy(
@@ -97,15 +98,15 @@ def read_sweep(path: str | Path) -> SweepSpec:
 
 def _beside(value: Any, directory: Path) -> Any:
     """The path of a YAML file that lies beside the sweep's."""
-    if isinstance(value, str) and value.endswith((".yaml", ".yml")) and (directory / value).is_file():
-        return str((directory / value).resolve())
+    if isinstance(value, str) and value.endswith((".yaml", ".yml")) and is_file(directory / value):
+        return str(resolved(directory / value))
     return value
 
 
 def plugin_beside(reference: str, directory: Path) -> str:
     """The path of a plugin's file is relative to the sweep's."""
     place, colon, name = reference.partition(":")
-    return f"{(directory / place).resolve()}{colon}{name}" if place.endswith(".py") else reference
+    return f"{resolved(directory / place)}{colon}{name}" if place.endswith(".py") else reference
 
 
 def reference_of(program: Program | str) -> str:

@@ -34,6 +34,7 @@ from kernbench.torch_backend.rank_state import clocks, ends_of_all, late_calls, 
 from kernbench.torch_backend.rank_state.daemon_processes import DaemonProcesses
 from kernbench.torch_backend.rank_state.forked import ending_forks
 from kernbench.torch_backend.rank_state.imports import StockImports
+from kernbench.torch_backend.rank_state.interpreter import InterpreterState
 from kernbench.torch_backend.rank_state.process_state import ProcessState
 from kernbench.torch_backend.rank_state.side_threads import SideThreads
 from kernbench.torch_backend.relies_on import Reliance
@@ -94,6 +95,7 @@ class Environment:
         self._told_no_more: Callable[[], None] = _nothing
         self._side_threads = SideThreads(simulation, lambda rank: open_recorder(devices.recorder_of(rank)))
         self._daemon_processes = DaemonProcesses(simulation)
+        self._interpreter = InterpreterState()
         self._replaced = ReplacedNames.take()
         self.state = ProcessState(simulation, simulation.world.size, per_rank_modules, self._replaced.generators)
         self.state.of_children = inventory.variables_of_children
@@ -207,7 +209,10 @@ class Environment:
 
     def _run_rank(self, rank: int, body: Callable[[], Any]) -> Any:
         with self.running(rank), ending_forks():
-            return body()
+            try:
+                return body()
+            finally:
+                self._interpreter.put_back_names()
 
     @contextmanager
     def running(self, rank: int) -> Iterator[None]:

@@ -15,6 +15,7 @@ from math import ceil
 from pydantic import BaseModel, ConfigDict, Field
 
 from kernbench.errors import ConfigError
+from kernbench.input_files import shortened
 from kernbench.simulation.ranks.serving_requests import EngineStep, RequestRecord, Requests
 
 MEASURES = ("ttft", "tpot", "itl", "latency")
@@ -113,7 +114,7 @@ def limits_of(text: str) -> dict[str, float]:
         match = re.fullmatch(r"([\d.]+)(ms|s)", value.strip())
         if name.strip() not in MEASURES or match is None or not match[1].replace(".", "", 1).isdigit():
             raise ConfigError(
-                f"--goodput {text}: expected limits of {', '.join(MEASURES)}, such as ttft=0.5s,tpot=50ms"
+                f"--goodput {shortened(text)}: expected limits of {', '.join(MEASURES)}, such as ttft=0.5s,tpot=50ms"
             )
         limits[name.strip()] = float(match[1]) * (1e-3 if match[2] == "ms" else 1.0)
     return limits

@@ -79,7 +79,7 @@ def test_results_survive_their_file(tmp_path: Path) -> None:
     assert again[0].memory_error == pytest.approx(80 / 82.4 - 1)
     assert again[1].problem == "took too long"
     (tmp_path / "r.json").write_text("{}")
-    with pytest.raises(ConfigError, match="cannot read"):
+    with pytest.raises(ConfigError, match="of another format"):
         read_results(tmp_path / "r.json", published())
 
 

@@ -25,7 +25,8 @@ LAYERS = (
         "standard_output",
         "version",
     ),
-    ("input_files", "programs"),
+    ("input_files",),
+    ("programs",),
     (
         "callable_module",
         "collective_kinds",

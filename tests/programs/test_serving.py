@@ -163,6 +163,9 @@ def test_serve_runs_the_engines_module(tmp_path: Path, monkeypatch: pytest.Monke
         "--budget",
         "9",
     ]
+    (tmp_path / "config.json").write_text(
+        json.dumps({**CONFIG, "num_attention_heads": 8, "num_key_value_heads": 8}), encoding="utf-8"
+    )
     for engine, ranks, stand_ins in (("kernbench", "0", ("flash_attn",)), ("vllm", "all", ("auto",))):
         done = CliRunner().invoke(app, ["serve", "--engine", engine, *asked])
         assert done.exit_code == 0, done.output

@@ -115,7 +115,7 @@ def _structural(draw: Callable[..., Any], sources: list[Any]) -> bytes:
     for _ in range(draw(st.integers(1, 3))):
         path = draw(st.sampled_from(list(_paths(data))))
         if not path:
-            data = draw(_ANY) if draw(st.integers(0, 20)) == 0 else data
+            data = copy.deepcopy(draw(_ANY)) if draw(st.integers(0, 20)) == 0 else data
             continue
         parent = data
         for key in path[:-1]:

@@ -133,3 +133,32 @@ def test_products_beside_an_all_reduce_have_the_pes_that_its_channels_leave(syst
     assert alone == {rank: [alone[0][0]] * 3 for rank in range(8)}
     for rank in range(8):
         assert beside[rank] == [pytest.approx(alone[0][0] * longer)] * 3
+
+
+def test_collectives_that_have_ended_are_not_kept_where_no_kernel_runs():
+    """What a later kernel meets is what it would have met."""
+    beside = Interference()
+    for at in range(10_000):
+        op = collective(float(at))
+        beside.expect(op, (), Load(0.75, 0.25, 0.5))
+        op.end = at + 0.5  # it was quicker than expected
+    assert len(beside.posted[0]) < 100
+    assert len(beside._by_operation) < 100
+    assert beside.stretched(*kernel(), 9999.0, 1.0) == pytest.approx(1.15)
+
+
+def test_of_collectives_that_have_not_ended_none_is_forgotten():
+    """A host has posted many, one behind the other, before the first one runs."""
+    beside = Interference()
+    ops = [collective(0.0)]
+    beside.expect(ops[0], (), Load(1.0, 0.25, 0.5))
+    for _ in range(200):
+        ops.append(collective(0.0))
+        beside.expect(ops[-1], (ops[-2],), Load(1.0, 0.25, 0.5))
+    assert len(beside.posted[0]) == len(ops)
+    for at, op in enumerate(ops[:100], 1):
+        op.end = float(at)
+    late = collective(100.0)
+    beside.expect(late, (ops[-1],), Load(1.0, 0.25, 0.5))
+    assert len(beside.posted[0]) == 102
+    assert beside.stretched(*kernel(), 100.5, 1.0) == pytest.approx(1.25)

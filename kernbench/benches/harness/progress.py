@@ -25,7 +25,7 @@ class ProgressBar:
 
             # standard output is for the table: it may go to a file while the bar is on the terminal
             self._live = Progress(
-                console=Console(stderr=True), transient=True, redirect_stdout=False, redirect_stderr=False
+                console=Console(stderr=True, markup=False), transient=True, redirect_stdout=False, redirect_stderr=False
             )
             self._task = self._live.add_task(self._what, total=self._total)
             self._live.start()

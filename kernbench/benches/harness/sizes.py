@@ -17,7 +17,7 @@ def parse_size(text: str) -> int:
     if match is None:
         raise ValueError(f"{text!r} is not a size: expected a number of bytes, with K, M, G or T for powers of 1024")
     nbytes = float(match[1]) * _FACTORS[match[2].upper()]
-    if nbytes != int(nbytes):
+    if nbytes >= 2**63 or nbytes != int(nbytes):
         raise ValueError(f"{text!r} is not a whole number of bytes")
     return int(nbytes)
 

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+from kernbench.input_files import whole_number
 from kernbench.sim_engine import GraphEngine, Operation
 from kernbench.simulation.matching.collective_runs import CollectiveRuns
 from kernbench.simulation.matching.groups import Arrival
@@ -42,8 +43,8 @@ def slot_bytes(topology: Topology, sips: Iterable[int]) -> int:
     one_node = len(set(map(topology.node_of, sips))) == 1
     link = topology.system.sips.link
     chunk = link.message_chunk if one_node and link is not None else NET_CHUNK
-    given = os.environ.get("NCCL_BUFFSIZE", "")
-    return min(chunk, int(given) // SLOTS) if given.isdigit() and int(given) >= SLOTS else chunk
+    given = whole_number(os.environ.get("NCCL_BUFFSIZE", "")) or 0
+    return min(chunk, given // SLOTS) if given >= SLOTS else chunk
 
 
 class MessageRuns:

@@ -174,6 +174,10 @@ class RankThreads:
         self._free = [each for each in self._free if each[1].is_alive() or each[1].ident is None]
         self._free.append((crew, thread))
 
+    def has_free(self, crew: Crew) -> bool:
+        """Whether a daemon of the crew runs that takes no turns: it may be about to do something."""
+        return any(each is crew and (thread.is_alive() or thread.ident is None) for each, thread in self._free)
+
     def unwatch(self) -> None:
         """The running thread has asked for turns: until then it did something."""
         me = threading.current_thread()
@@ -310,7 +314,9 @@ class RankThreads:
         while True:
             self._take_arrivals(LOOK if looks else 0)
             looks += 1
-            if self.is_busy(self._listening.values()):
+            limit = self.limit()
+            overdue = limit is not None and looks * LOOK > limit
+            if self.is_busy(() if self._come or overdue else self._listening.values()):
                 continue
             if self._has_come(looks > PATIENCE):
                 return True
@@ -318,8 +324,7 @@ class RankThreads:
                 if not self._slow:
                     return self._run_out(still=False)
                 self._slow.clear()
-            limit = self.limit()
-            if limit is not None and looks * LOOK > limit:
+            if overdue:
                 return self._run_out(still=self._idle < _MOST_STILL)
 
     def _take_arrivals(self, timeout: float) -> None:
@@ -364,7 +369,8 @@ class RankThreads:
     def is_busy(self, listening: Collection[int | None]) -> bool:
         """Whether a thread that takes no turns may do something, as far as is known.
 
-        If a thread of its rank waits for others (``listening``), it may; else if it has not been where it is for a while.
+        If a thread of its rank waits for others, of which nothing has come yet (``listening``), it may; else if it has not been
+        where it is for a while.
         """
         busy = False
         for crew, thread in self._free:

@@ -18,6 +18,7 @@ import torch
 import torch.distributed.distributed_c10d
 
 from kernbench.errors import KernbenchError
+from kernbench.input_files import whole_number
 from kernbench.stand_ins import nvidia_smi
 from kernbench.torch_backend.gpu.device import software_versions
 from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus
@@ -126,8 +127,7 @@ class _Waiting:
     @property
     def visible(self) -> tuple[int, ...]:
         """The GPUs of its node that it sees; which node that is the launcher has said, if it has."""
-        node = os.environ.get("GROUP_RANK", "")
-        first = self._gpus.per_node * int(node) if node.isdigit() else 0
+        first = self._gpus.per_node * (whole_number(os.environ.get("GROUP_RANK", "")) or 0)
         return self._gpus._replace(first=first).visible()
 
     def set_device(self, device: Any) -> None:

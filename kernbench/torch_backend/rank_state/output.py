@@ -24,12 +24,15 @@ class RankStream:
         self._who = who
         self._prefix = prefix
         self._partial: dict[int, str] = {}
+        self._closed: set[int] = set()
 
     def write(self, text: str) -> int:
         """Hand on whole lines."""
         rank = self._who()
         if rank is None:
             return self._stream.write(text)
+        if rank in self._closed:
+            raise ValueError("I/O operation on closed file.")
         *lines, rest = (self._partial.get(rank, "") + text).split("\n")
         if lines:
             self._stream.write("".join(f"{self._prefix.format(rank)}{line}\n" for line in lines))
@@ -44,6 +47,19 @@ class RankStream:
     def flush(self) -> None:
         """Hand on what there is."""
         self._stream.flush()
+
+    def close(self) -> None:
+        """A rank closes what is its own: the others go on."""
+        rank = self._who()
+        if rank is None:
+            self._stream.close()
+        else:
+            self._closed.add(rank)
+
+    @property
+    def closed(self) -> bool:
+        """Whether the rank that asks has closed it."""
+        return self._stream.closed or self._who() in self._closed
 
     def finish(self) -> None:
         """Write the lines that their ranks have not ended."""

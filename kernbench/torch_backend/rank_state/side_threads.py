@@ -25,7 +25,7 @@ from kernbench.sim_engine.operation import COMPUTE_STREAM
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.time.rank_threads import Notice, RankThreads
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.rank_state import thread_waits
+from kernbench.torch_backend.rank_state import event_loops, thread_waits
 from kernbench.torch_backend.relies_on import Reliance
 
 c10d: Any = torch.distributed.distributed_c10d
@@ -79,6 +79,7 @@ class SideThreads:
         patches.set(_WorkItem, "__init__", self._makes())
         patches.set(_WorkItem, "run", _runs())
         thread_waits.install(patches, self._threads)
+        event_loops.install(patches, self._threads)
 
     def finish(self, rank: int) -> None:
         """At the end of a rank's program, as Python does at its end: wait for threads that are no daemons, and for what pools
@@ -134,7 +135,7 @@ class SideThreads:
             turns = begin(ready=True)
             member = self._member(crew, lambda: _Ending(turns, end))
             crew.threads = [each for each in crew.threads if each.is_alive()] + [thread]
-        body = thread.run
+        body = _told(thread)
 
         def run() -> None:
             with suppress(_Ended):
@@ -265,6 +266,22 @@ class SideThreads:
         turns = self._threads.begin(crew, f"{name} in a pool", False, None, ready=False)
         pool.add(turns)
         return self._member(crew, lambda: _Ending(turns, pool))
+
+
+def _told(thread: threading.Thread) -> Callable[[], None]:
+    """Its body; what that raises is shown while the thread is its rank's still, by whose name the lines begin."""
+    body = thread.run
+
+    def run() -> None:
+        try:
+            body()
+        except SystemExit:
+            raise
+        except BaseException as error:
+            trace = error.__traceback__
+            threading.excepthook(threading.ExceptHookArgs((type(error), error, trace and trace.tb_next, thread)))
+
+    return run
 
 
 class _Submitted(threading.local):

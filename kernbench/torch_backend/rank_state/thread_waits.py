@@ -1,8 +1,8 @@
 """Where a rank's thread waits for another one, or for the world outside: the others go on meanwhile.
 
 ``Condition.wait``, on which events, queues, futures, semaphores and barriers stand, ``Thread.join``, locks that a rank's
-program makes, an event loop's ``select``, and the reading of a queue or pipe of :mod:`multiprocessing`. A rank that has one
-thread waits as Python does.
+program makes, and the reading of a queue or pipe of :mod:`multiprocessing`; event loops are :mod:`.event_loops`' business. A
+rank that has one thread waits as Python does; a limit of such a wait passes in virtual time.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import _thread
 import functools
 import multiprocessing.connection
 import queue
-import selectors
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +25,6 @@ from kernbench.torch_backend.relies_on import Reliance
 
 _Condition: Any = threading.Condition
 _Connection: Any = multiprocessing.connection.Connection
-_SELECTORS: tuple[Any, ...] = (selectors.DefaultSelector, selectors.PollSelector)
 _stock_wait, _stock_lock, _stock_rlock = _Condition.wait, threading.Lock, threading.RLock
 _PythonRLock: Any = threading._PyRLock  # type: ignore[attr-defined]
 _PythonQueue: Any = queue._PySimpleQueue  # type: ignore[attr-defined]
@@ -40,9 +39,6 @@ RELIES_ON = (
     Reliance("threading._time", "limits of waits are counted by it"),
     Reliance("queue.time", "the same for queues"),
     Reliance("queue._PySimpleQueue", "a SimpleQueue of semaphores", has=("get", "put")),
-    Reliance("selectors.DefaultSelector.select", "an event loop waits there"),
-    Reliance("multiprocessing.connection._WaitSelector", "a queue's get with a timeout waits there",
-             holds=lambda selector: selector in _SELECTORS),
     Reliance("multiprocessing.connection.Connection", "a queue's get, and a pipe's recv, wait there", has=(
         "_poll", "_recv_bytes",
     )),
@@ -57,8 +53,6 @@ def install(patches: Patches, threads: RankThreads) -> None:
     patches.set(threading.Condition, "wait", _waits_for_notice(threads))
     for module, name in ((threading, "_time"), (queue, "time")):  # by which limits of waits are computed
         patches.set(module, name, _shows_time(threads, getattr(module, name)))
-    for selector in _SELECTORS:
-        patches.set(selector, "select", _waits_outside(threads, "events", selector.select, over=_at_once))
     for name, over in (("_poll", _at_once), ("_recv_bytes", lambda *_: False)):
         patches.set(_Connection, name, _waits_outside(threads, "a message", getattr(_Connection, name), over))
 
@@ -68,7 +62,12 @@ def _waits_for_notice(threads: RankThreads) -> Callable[..., bool]:
     def wait(condition: Any, timeout: float | None = None) -> bool:
         crew, member = acting_crew(), current_member()
         if crew is None and (member is None or is_forked()):
-            return bool(_stock_wait(condition, timeout))
+            limited = timeout is not None and timeout > 0
+            return (
+                _wait_alone(condition, timeout or 0.0)
+                if limited and _is_alone()
+                else bool(_stock_wait(condition, timeout))
+            )
         if not condition._is_owned():
             raise RuntimeError("cannot wait on un-acquired lock")
         if crew is None:
@@ -92,12 +91,41 @@ def _waits_for_notice(threads: RankThreads) -> Callable[..., bool]:
     return wait
 
 
+def _is_alone() -> bool:
+    """Whether a rank asks that has one thread, and no threads but those of ranks are there."""
+    if not has_own_thread() or is_forked() or acting_crew() is not None:
+        return False
+    return all(
+        thread.name.startswith("kernbench-")
+        for thread in threading.enumerate()
+        if thread is not threading.main_thread()
+    )
+
+
+def _wait_alone(condition: Any, seconds: float) -> bool:
+    """Of a rank that is alone: another one, at most, could notify it of something that they share."""
+    if not condition._is_owned():
+        raise RuntimeError("cannot wait on un-acquired lock")
+    waiter = _thread.allocate_lock()
+    waiter.acquire()
+    condition._waiters.append(waiter)
+    saved = condition._release_save()
+    try:
+        time.sleep(seconds)
+    finally:
+        condition._acquire_restore(saved)
+        told = waiter.acquire(False)
+        if not told and waiter in condition._waiters:
+            condition._waiters.remove(waiter)
+    return told
+
+
 def _shows_time(threads: RankThreads, stock: Callable[[], float]) -> Callable[[], float]:
     @functools.wraps(stock)
-    def time() -> float:
-        return stock() if acting_crew() is None else threads.time()
+    def shown() -> float:
+        return threads.time() if acting_crew() is not None or _is_alone() else stock()
 
-    return time
+    return shown
 
 
 def _acquired(lock: Any, timeout: float | None) -> bool:
@@ -149,6 +177,9 @@ class Lock:
         """See :meth:`threading.Lock.acquire`."""
         if self._lock.acquire(False):
             return True
+        if blocking and timeout > 0 and _is_alone():
+            time.sleep(timeout)
+            return self._lock.acquire(False)
         if not blocking or acting_crew() is None:
             return self._lock.acquire(blocking, timeout)
         told = True

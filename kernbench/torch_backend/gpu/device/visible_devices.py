@@ -86,7 +86,7 @@ class NodeGpus(NamedTuple):
             ]  # fmt: skip
             return fits[0] if len(fits) == 1 else None
         number = _NUMBER.match(word)
-        index = int(number[0]) if number else -1
+        index = int(number[0]) if number and len(number[0]) < 19 else -1
         return index if 0 <= index < len(among) else None
 
 

@@ -1,0 +1,77 @@
+"""What a program changes of the interpreter that ranks share: it is as it was when they have ended, as if each was a process.
+
+Settings that one rank makes hold for all of them meanwhile. Python's own names and modules are there again as soon as a
+rank has ended, whatever it has put in their place: what explains how it did needs them.
+"""
+
+from __future__ import annotations
+
+import builtins
+import gc
+import locale
+import logging
+import os
+import sys
+import tempfile
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_BUILTINS, _MODULES = builtins.__dict__, sys.modules
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _switch_collector(on: bool) -> None:
+    (gc.enable if on else gc.disable)()
+
+
+SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (sys.getrecursionlimit, sys.setrecursionlimit),
+    (sys.getswitchinterval, sys.setswitchinterval),
+    (gc.isenabled, _switch_collector),
+    (gc.get_threshold, lambda thresholds: gc.set_threshold(*thresholds)),
+    (gc.get_debug, gc.set_debug),
+    (lambda: locale.setlocale(locale.LC_ALL), lambda name: locale.setlocale(locale.LC_ALL, name)),
+    (_umask, os.umask),
+    (lambda: logging.root.manager.disable, logging.disable),
+    (lambda: logging.root.level, logging.root.setLevel),
+    (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+)
+"""By how they are read and written."""
+
+HOOKS: tuple[tuple[Any, str], ...] = (
+    (sys, "displayhook"), (sys, "unraisablehook"), (sys, "breakpointhook"), (threading, "excepthook"), (tempfile, "tempdir"),
+)  # fmt: skip
+"""Names of modules that are there to be set."""
+
+
+class InterpreterState:
+    """The interpreter's settings, names and modules as they are when this is made."""
+
+    def __init__(self) -> None:
+        self._settings = [read() for read, _ in SETTINGS]
+        self._hooks = [getattr(owner, name) for owner, name in HOOKS]
+        self._builtins, self._modules = _BUILTINS.copy(), _MODULES.copy()
+
+    def put_back_names(self) -> None:
+        """Let Python have its own names, and the modules that there were where all have been taken away."""
+        _BUILTINS.update(self._builtins)
+        if _MODULES.get("sys") is not sys:
+            _MODULES.update(self._modules)
+
+    def put_back(self) -> None:
+        """Let all be as it was."""
+        self.put_back_names()
+        for (read, write), before in zip(SETTINGS, self._settings, strict=True):
+            if read() != before:
+                write(before)
+        for (owner, name), before in zip(HOOKS, self._hooks, strict=True):
+            setattr(owner, name, before)
