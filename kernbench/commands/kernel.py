@@ -10,7 +10,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from kernbench.commands.program_options import module_option, stand_in_option
+from kernbench.commands.run_options import run_options
 from kernbench.errors import ConfigError
 from kernbench.names import SYSTEM
 from kernbench.stand_ins import standing_in
@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
 @click.command("kernel", context_settings={"ignore_unknown_options": True})
 @click.argument("target", metavar="FILE.py[:KERNEL]")
-@module_option
-@stand_in_option
+@run_options("module", "stand_ins")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option("--system", type=SYSTEM, metavar="NAME|FILE", help="System whose GPU the script has.  [default: sip8]")
 @click.option("--ttir", is_flag=True, help="Print the TTIR that runs.")

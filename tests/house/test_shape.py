@@ -40,7 +40,7 @@ LAYERS = (
     ("spec_files",),
     ("command_ends", "cost", "names", "sim_engine"),
     ("ccl", "triton_engine"),
-    ("precompile", "simulation"),
+    ("options", "precompile", "simulation"),
     ("trace",),
     ("html_report", "torch_backend"),
     ("compiled_operators", "processes"),
