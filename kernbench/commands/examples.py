@@ -13,6 +13,7 @@ import click
 from kernbench.errors import ConfigError
 from kernbench.names import Name
 from kernbench.output_files import shown, write_file
+from kernbench.suggestions import did_you_mean
 
 FOLDER = "examples"
 """Where copies go unless a folder is given: that of the commands at their heads."""
@@ -51,7 +52,7 @@ def chosen(names: tuple[str, ...]) -> dict[str, Path]:
             if base in (each.removesuffix(".py"), path.stem) or each.startswith(f"{base}/")
         }
         if not fit:
-            raise ConfigError(f"there is no example {name!r}; there are {', '.join(known)}")
+            raise ConfigError(f"there is no example {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
         found |= fit
     return found if names else known
 

@@ -14,6 +14,7 @@ from kernbench.commands.run_options import run_options
 from kernbench.errors import ConfigError
 from kernbench.names import SYSTEM
 from kernbench.stand_ins import standing_in
+from kernbench.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from kernbench.triton_engine.launching import LaunchRecord
@@ -63,8 +64,9 @@ def command(
             sys.exit(1)
         chosen = [r for r in records if not name or r.name == name]
         if not chosen:
-            known = ", ".join(sorted({r.name for r in records})) or "none"
-            raise ConfigError(f"{path} launched no kernel {name or 'at all'}; kernels launched: {known}")
+            known = sorted({r.name for r in records})
+            said = f" {name}{did_you_mean(name, known)}; kernels launched: {', '.join(known)}" if known else ""
+            raise ConfigError(f"{path} launched no kernel{said}")
         console = Console()
         for kernel in dict.fromkeys(r.name for r in chosen):
             _report(console, [r for r in chosen if r.name == kernel], ttir, with_resources, lines)

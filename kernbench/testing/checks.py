@@ -10,13 +10,13 @@ import inspect
 import unittest
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
 import pytest
 
 from kernbench.options import Option
+from kernbench.suggestions import did_you_mean
 from kernbench.testing.declared import FIXTURES, MARKS, OF_SIMULATE, DeclaredMark
 
 PARAMETER = "world_size"
@@ -105,14 +105,9 @@ def _require_options(declared: DeclaredMark, options: Mapping[str, Any], known: 
         if name not in others:
             names = sorted({*known, *others} - {name for name, _ in declared.denied})
             raise MarkError(
-                f"{name!r}: there is no such argument{_did_you_mean(name, names)}. It takes {declared.signature}"
+                f"{name!r}: there is no such argument{did_you_mean(name, names)}. It takes {declared.signature}"
             )
         _read(others[name], value)
-
-
-def _did_you_mean(word: str, names: Sequence[str]) -> str:
-    close = get_close_matches(word, names, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
 
 
 # -- the marks of a test ---------------------------------------------------------------------------------------------
@@ -249,7 +244,7 @@ def _require_tests(item: pytest.Item, named: Sequence[Sequence[str]]) -> None:
             owners = [module, *(each for each in vars(module).values() if isinstance(each, type))]
             if not any(hasattr(owner, plain) for owner in owners):
                 tests = sorted({each for owner in owners for each in vars(owner) if each.startswith("test")})
-                raise MarkError(f"{name!r}: this file has no such test{_did_you_mean(plain, tests)}")
+                raise MarkError(f"{name!r}: this file has no such test{did_you_mean(plain, tests)}")
 
 
 def _require_fit(count: int, system: Any, options: Mapping[str, Any]) -> None:

@@ -23,6 +23,7 @@ LAYERS = (
         "own_files",
         "reporting",
         "standard_output",
+        "suggestions",
         "version",
     ),
     ("input_files", "programs"),
