@@ -250,6 +250,6 @@ def test_options_have_values_by_default_and_by_name() -> None:
     assert manager.option_values({"every": 5}) == {"csv_file": None, "every": 5}
     with pytest.raises(
         PluginError,
-        match=r"no plugin has an option 'evry' \(did you mean every\?\); there are csv_file, every, of plugins mine",
+        match=r"'evry' \(did you mean every\?\); there are csv_file, every, of plugins mine",
     ):
         manager.option_values({"evry": 5})
