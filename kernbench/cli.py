@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import difflib
 import os
 import sys
 import threading
@@ -20,6 +19,7 @@ import click
 
 from kernbench.command_ends import FromCommand, exit_code_of, tell_lost, tell_usage
 from kernbench.standard_output import LostOutput, require_output, watch_output
+from kernbench.suggestions import nearest
 from kernbench.version import __version__
 
 COMMANDS: dict[str, tuple[str, str]] = {
@@ -77,8 +77,8 @@ class _LazyGroup(click.Group):
         try:
             return super().resolve_command(ctx, args)
         except click.UsageError as error:
-            close = difflib.get_close_matches(args[0], COMMANDS, n=1)
-            meant = close[0] if close else f"run {args[0]}" if args[0].endswith(".py") else None
+            close = nearest(args[0], COMMANDS)
+            meant = close if close else f"run {args[0]}" if args[0].endswith(".py") else None
             if meant is None:
                 raise
             raise click.UsageError(f"{error.message} Did you mean {meant!r}?", ctx) from None

@@ -8,3 +8,6 @@ FOLDED_ABOVE = 16
 
 TARGETS = "sm_80, sm_90, sm_100, gfx942"
 """Examples of what kernels are compiled for, in words."""
+
+LOG_LIMIT = 1_000_000
+"""Operations that a log keeps."""

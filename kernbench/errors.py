@@ -48,9 +48,9 @@ class KernbenchError(RuntimeError):
 
     def _render_traceback_(self) -> list[str]:
         """The lines that IPython prints where it is raised: what it says, then the program's lines that led to it."""
-        from kernbench.notebook_html import program_places, without_repetition
+        from kernbench.notebook_html import program_places, with_cells, without_repetition
 
-        return [*without_repetition(self.first_words, message_of(self)), *program_places(self)]
+        return [*map(with_cells, (*without_repetition(self.first_words, message_of(self)), *program_places(self)))]
 
 
 class ConfigError(KernbenchError, ValueError):

@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 import sysconfig
 import traceback
 from base64 import b64encode
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
+_CELL_FILE = re.compile(r"[^\s\"'<>]*ipykernel_\d+/\d+\.py")
+"""What ipykernel compiles a cell as."""
+
 _CELL = "padding:2px 10px;text-align:{};white-space:nowrap"
 
 
 def block(*parts: str) -> str:
     """One element of several, in order."""
-    return f'<div style="overflow-x:auto">{"".join(parts)}</div>'
+    return f'<div style="overflow-x:auto">{with_cells("".join(parts))}</div>'
+
+
+def with_cells(text: str) -> str:
+    """A text with cells by their numbers, ``In[3]:7``, in the place of the files that they are compiled as."""
+    shell = getattr(sys.modules.get("IPython"), "get_ipython", lambda: None)()
+    if shell is None:
+        return text
+    return _CELL_FILE.sub(lambda file: (shell.compile.format_code_name(file[0]) or ("", file[0]))[1], text)
 
 
 def paragraph(text: str, *, bold: bool = False) -> str:

@@ -9,8 +9,9 @@ from pydantic import BaseModel, ValidationError
 
 from kernbench.errors import ConfigError
 from kernbench.input_files import shortened, shown_path
+from kernbench.suggestions import nearest
 from kernbench.topology.document import Document
-from kernbench.topology.problems import Problem, describe, nearest, raise_problems
+from kernbench.topology.problems import Problem, describe, raise_problems
 from kernbench.topology.yaml_files import read_document
 
 Model = TypeVar("Model", bound=BaseModel)

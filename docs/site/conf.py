@@ -24,9 +24,10 @@ copyright = "2026, kernbench contributors"
 version = release = __version__
 
 root_doc = "README"
-include_patterns = ["*.md", "docs/**.md", "adr/*.md"]
-extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+include_patterns = ["*.md", "docs/**.md", "docs/*.ipynb", "adr/*.md"]
+extensions = ["myst_nb", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_heading_anchors = 4
+nb_execution_mode = "off"  # tests/docs has run the notebook, too
 
 autodoc_default_options = {"members": True, "show-inheritance": True, "member-order": "bysource"}
 autodoc_typehints_format = "short"
@@ -44,7 +45,7 @@ highlight_language = "none"  # of blocks that name no language
 
 CONTENTS = {
     "Programs": [
-        "docs/tour",
+        "docs/tour", "docs/notebook", "docs/options",
         "docs/versions", "docs/distributed", "docs/processes", "docs/programs", "docs/runtime", "docs/triton",
         "docs/symmetric_memory", "docs/tensor_parallel", "docs/compile", "docs/real_size", "docs/serving", "docs/memory",
         "docs/order", "docs/bugs", "docs/reliability",

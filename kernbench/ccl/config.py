@@ -12,7 +12,7 @@ does so for every collective.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -23,9 +23,10 @@ from kernbench.collective_kinds import COLLECTIVES
 from kernbench.errors import ConfigError
 from kernbench.input_files import is_file, resolved, shown_path
 from kernbench.plugins.manager import PluginManager, default_manager
+from kernbench.suggestions import did_you_mean
 from kernbench.topology import SystemSpec
 from kernbench.topology.document import Document
-from kernbench.topology.problems import MOST_PROBLEMS, Mark, describe, nearest, raise_problems
+from kernbench.topology.problems import MOST_PROBLEMS, Mark, describe, raise_problems
 from kernbench.topology.shipped import config_root
 from kernbench.topology.yaml_files import read_document
 
@@ -80,7 +81,7 @@ class CclConfig(BaseModel):
         wanted = self.algorithm if name is None else name
         if wanted not in self.algorithms:
             raise ConfigError(
-                f"{shown_path(self.path)}: no algorithm {describe(wanted)}{_did_you_mean(wanted, self.algorithms)}; "
+                f"{shown_path(self.path)}: no algorithm {describe(wanted)}{did_you_mean(wanted, self.algorithms)}; "
                 f"`algorithms` has {', '.join(sorted(self.algorithms))}"
             )
         return self.algorithms[wanted]
@@ -173,7 +174,7 @@ def _merged(layers: tuple[_Layer, ...]) -> CclConfig:
             places["collectives", collective] = place = layer.at("collectives", collective)
             if collective not in COLLECTIVES:
                 problems.append(
-                    f"{place}: unknown collective{_did_you_mean(collective, COLLECTIVES)}; "
+                    f"{place}: unknown collective{did_you_mean(collective, COLLECTIVES)}; "
                     f"expected one of {', '.join(COLLECTIVES)}"
                 )
             used[collective] = _text(name)
@@ -202,7 +203,7 @@ def _merged(layers: tuple[_Layer, ...]) -> CclConfig:
         if name not in entries:
             loc = ("defaults", "algorithm") if collective == "all_reduce" else ("collectives", collective)
             problems.append(
-                f"{places.get(loc, source)}: no entry {describe(name)} under `algorithms`{_did_you_mean(name, entries)}"
+                f"{places.get(loc, source)}: no entry {describe(name)} under `algorithms`{did_you_mean(name, entries)}"
             )
     if fidelity not in get_args(Fidelity):
         expected = ", ".join(get_args(Fidelity))
@@ -222,13 +223,8 @@ def _problem(error: Any, name: str, places: Mapping[tuple[str, ...], str]) -> st
         return f"{places['algorithms', name]}.{key}: {error['msg']}"
     place = places.get(("algorithms", name, key)) or places["defaults", key]
     if error["type"] == "extra_forbidden":
-        return f"{place}: unknown key{_did_you_mean(key, KEYS)}; expected one of {', '.join(KEYS)}"
+        return f"{place}: unknown key{did_you_mean(key, KEYS)}; expected one of {', '.join(KEYS)}"
     return f"{place}: {error['msg']}, found {describe(error['input'])}"
-
-
-def _did_you_mean(word: str, known: Iterable[str]) -> str:
-    close = nearest(word, known)
-    return f" (did you mean {describe(close)}?)" if close else ""
 
 
 def _text(value: Any) -> str:

@@ -23,6 +23,7 @@ from click.shell_completion import CompletionItem
 
 from kernbench.errors import ConfigError
 from kernbench.names import ALGORITHM, SYSTEM, Name
+from kernbench.suggestions import did_you_mean
 
 GROUP = "kernbench.benches"
 
@@ -79,7 +80,8 @@ def find_bench(name: str) -> Bench:
     known = find_benches()
     found = [bench for bench in known if bench.name == name]
     if not found:
-        raise ConfigError(f"no bench {name!r}; there are {', '.join(bench.name for bench in known) or 'none'}")
+        names = [bench.name for bench in known]
+        raise ConfigError(f"no bench {name!r}{did_you_mean(name, names)}; there are {', '.join(names) or 'none'}")
     if len(found) > 1:
         where = ", ".join(f"{bench.module} of {bench.distribution}" for bench in found)
         raise ConfigError(f"bench {name!r} is ambiguous: {where}. Run the module itself: python -m MODULE")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import platform
@@ -23,6 +22,7 @@ from kernbench.plugins.command import PluginCommand
 from kernbench.plugins.manager import default_manager
 from kernbench.plugins.problems import reason
 from kernbench.scheduler import host_effects
+from kernbench.suggestions import nearest
 from kernbench.version import TESTED, installed, is_beyond_tested, numbers
 
 OK, NOTE, FAIL = "ok", "note", "FAIL"
@@ -283,8 +283,8 @@ def _configuration() -> Iterator[Finding]:
 def _environment() -> Iterator[Finding]:
     for name in sorted(os.environ):
         if name.startswith("KERNBENCH_") and name not in VARIABLES:
-            close = difflib.get_close_matches(name, VARIABLES, 1)
-            advice = f"did you mean {close[0]}?" if close else f"there are {', '.join(VARIABLES)}"
+            close = nearest(name, VARIABLES)
+            advice = f"did you mean {close}?" if close else f"there are {', '.join(VARIABLES)}"
             yield Finding(NOTE, name, "means nothing to kernbench", advice)
 
 

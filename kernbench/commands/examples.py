@@ -14,6 +14,7 @@ from kernbench.errors import ConfigError
 from kernbench.input_files import exists, is_directory
 from kernbench.names import Name
 from kernbench.output_files import shown, write_file
+from kernbench.suggestions import did_you_mean
 
 FOLDER = "examples"
 """Where copies go unless a folder is given: that of the commands at their heads."""
@@ -52,7 +53,7 @@ def chosen(names: tuple[str, ...]) -> dict[str, Path]:
             if base in (each.removesuffix(".py"), path.stem) or each.startswith(f"{base}/")
         }
         if not fit:
-            raise ConfigError(f"there is no example {name!r}; there are {', '.join(known)}")
+            raise ConfigError(f"there is no example {name!r}{did_you_mean(name, known)}; there are {', '.join(known)}")
         found |= fit
     return found if names else known
 

@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from kernbench.commands import run as one_run
-from kernbench.commands.report_option import report_option
+from kernbench.commands.run_options import run_options
 from kernbench.commands.torchrun_options import TorchrunCommand
 
 
@@ -38,7 +38,7 @@ def _params() -> list[click.Parameter]:
 @click.option(
     "--shrink/--no-shrink", default=True, help="Look for the fewest choices, and the fewest ranks, that find the same."
 )
-@report_option
+@run_options("report_file")
 def command(
     runs: int, how: str, jobs: int | None, scheduler: str | None, differences: bool, shrink: bool, report_file: str | None,
     **values: Any,

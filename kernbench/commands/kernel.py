@@ -11,10 +11,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from kernbench.commands.program_options import module_option, stand_in_option
+from kernbench.commands.run_options import run_options
 from kernbench.errors import ConfigError
 from kernbench.names import SYSTEM
 from kernbench.stand_ins import standing_in
+from kernbench.suggestions import did_you_mean
 
 if TYPE_CHECKING:
     from kernbench.triton_engine.launching import LaunchRecord
@@ -22,8 +23,7 @@ if TYPE_CHECKING:
 
 @click.command("kernel", context_settings={"ignore_unknown_options": True})
 @click.argument("target", metavar="FILE.py[:KERNEL]")
-@module_option
-@stand_in_option
+@run_options("module", "stand_ins")
 @click.argument("args", nargs=-1, type=click.UNPROCESSED)
 @click.option("--system", type=SYSTEM, metavar="NAME|FILE", help="System whose GPU the script has.  [default: sip8]")
 @click.option("--ttir", is_flag=True, help="Print the TTIR that runs.")
@@ -65,8 +65,9 @@ def command(
             sys.exit(1)
         chosen = [r for r in records if not name or r.name == name]
         if not chosen:
-            known = ", ".join(sorted({r.name for r in records})) or "none"
-            raise ConfigError(f"{path} launched no kernel {name or 'at all'}; kernels launched: {known}")
+            known = sorted({r.name for r in records})
+            said = f" {name}{did_you_mean(name, known)}; kernels launched: {', '.join(known)}" if known else ""
+            raise ConfigError(f"{path} launched no kernel{said}")
         console = Console(markup=False)
         for kernel in dict.fromkeys(r.name for r in chosen):
             _report(console, [r for r in chosen if r.name == kernel], ttir, with_resources, lines)

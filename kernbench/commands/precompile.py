@@ -12,7 +12,7 @@ import click
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from kernbench.commands.program_options import stand_in_option
+from kernbench.commands.run_options import run_options
 from kernbench.defaults import TARGETS
 from kernbench.stand_ins import standing_in
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @click.option("--values", is_flag=True, help="Compile what kernbench's own engine runs, not the device's binaries.")
 @click.option("--list", "list_only", is_flag=True, help="Print the variants and compile nothing.")
 @click.option("--times", is_flag=True, help="Compare cold-serial, cold-parallel and warm, in caches of their own.")
-@stand_in_option
+@run_options("stand_ins")
 @click.option("--verbose", "-v", is_flag=True, help="Print the whole traceback of each failure.")
 def command(
     spec: str, jobs: int | None, targets: tuple[str, ...], cache_dir: Path | None, values: bool, list_only: bool,

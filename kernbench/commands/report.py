@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kernbench.commands import run
-from kernbench.commands.report_option import LIVE
+from kernbench.commands.run_options import LIVE
 from kernbench.commands.torchrun_options import TorchrunCommand
 
 if TYPE_CHECKING:

@@ -5,22 +5,24 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernbench.commands.report_option import LIVE
 from kernbench.commands.run_command import RankCommand, found
 from kernbench.commands.run_failures import ShownFailures, status_of
-from kernbench.commands.steps_options import StepsOptions
+from kernbench.commands.run_options import LIVE
+from kernbench.commands.run_output import RunOutput
 from kernbench.commands.torchrun_options import DASHES
 from kernbench.defaults import FOLDED_ABOVE
 from kernbench.environment_variables import variables_set
 from kernbench.errors import ConfigError, OutputError
 from kernbench.input_files import exists
+from kernbench.options import RunOptions, command_line
 from kernbench.order import check_findings_path, write_findings
 from kernbench.output_files import require_place
 from kernbench.plugins.manager import default_manager
@@ -46,95 +48,65 @@ if TYPE_CHECKING:
     from kernbench.topology import Topology
 
 
-def run(
-    *,
-    nproc_per_node: int | str | None,
-    nnodes: int,
-    system: str | None,
-    seed: int,
-    memory_limit: str,
-    trace: str | None,
-    report_file: str | None,
-    flight_recorder: str | None,
-    autotune_report: str | None,
-    per_rank_modules: tuple[str, ...],
-    isolation: str,
-    data: bool,
-    unknown: str,
-    ranks: str | None,
-    exact_dtype: bool,
-    fill_uninitialized: str,
-    races: str,
-    races_output: str | None,
-    memory: str,
-    jitter: float,
-    stragglers: tuple[tuple[int, float], ...],
-    schedule: str | None,
-    traceback: str,
-    hang_after: float | None,
-    prefix: bool,
-    summary: bool,
-    stand_ins: tuple[str, ...],
-    module: bool,
-    program: str,
-    args: tuple[str, ...],
-    variables: dict[str, str],
-    asked: StepsOptions,
-) -> None:
-    """Run it, write what was asked for, and exit with the run's code. The arguments are the command's.
+SIMULATED = (
+    "seed", "enable_data", "unknown", "memory_limit", "exact_dtype", "fill_uninitialized", "races", "memory", "jitter",
+    "stragglers",
+)  # fmt: skip
+"""Options of the simulation that hold for all processes which join it, too."""
+
+
+def run(asked: RunOptions, program: str, args: tuple[str, ...], variables: dict[str, str]) -> None:
+    """Run ``program`` with ``args``, write what was asked for, and exit with the run's code.
 
     A signal ends the program; what was asked for is written, up to there, and the exit code is a shell's for that signal.
+    ``variables``: of the ranks' environment.
     """
     here = click.get_current_context()
-    of_run = {TRACEBACK: traceback} | ({} if hang_after is None else {HANG_AFTER: str(hang_after)})
+    of_run = {TRACEBACK: asked.traceback} | ({} if asked.hang_after is None else {HANG_AFTER: str(asked.hang_after)})
     here.with_resource(variables_set(of_run))
     differs = "" if INHERITED in os.environ else relies_on.warning()  # a run beside another one does not say it again
     if differs:
         click.echo(f"kernbench: {differs}", err=True)
-    if trace is not None:
-        check_trace_path(trace)
-    if races_output is not None:
-        check_findings_path(races_output)
-        races = "warn" if races == "off" else races
+    if asked.trace is not None:
+        check_trace_path(asked.trace)
+    if asked.races_output is not None:
+        check_findings_path(asked.races_output)
+        asked = replace(asked, races="warn" if asked.races == "off" else asked.races)
     if asked.json is not None:
         require_place(asked.json, option="--json")
     live: ReportServer | None = here.meta.get(LIVE)
-    reports = report_file is not None or live is not None
+    reports = asked.report_file is not None or live is not None
     report = None
-    if autotune_report is not None and isolation == "process":
+    if asked.autotune_report is not None and asked.isolation == "process":
         raise ConfigError(
             "--autotune-report: what tuners choose in processes is not collected: use --isolation carrier"
         )
-    if autotune_report is not None:
+    if asked.autotune_report is not None:
         from kernbench.autotune.report import AutotuneReport
 
-        require_place(autotune_report, option="--autotune-report")
-        report = AutotuneReport(autotune_report)
-    given: dict[str, Any] = {
-        "seed": seed, "enable_data": data, "unknown": unknown, "memory_limit": memory_limit, "exact_dtype": exact_dtype,
-        "fill_uninitialized": fill_uninitialized, "races": races, "memory": memory,
-        "jitter": jitter, "stragglers": dict(stragglers),
-    }  # fmt: skip
+        require_place(asked.autotune_report, option="--autotune-report")
+        report = AutotuneReport(asked.autotune_report)
+    given = {name: getattr(asked, name) for name in SIMULATED}
     starter: RankCommand | None = None
     compiled: launcher.RankProgram | None = None
-    if not module and nproc_per_node is None and _is_command(program):
+    if not asked.module and asked.nproc_per_node is None and _is_command(program):
         if report is not None:
             raise ConfigError(
                 "--autotune-report: what tuners choose in processes that join is not collected: leave it out"
             )
-        if schedule is not None:
+        if asked.schedule is not None:
             raise ConfigError("--schedule: ranks that others start are processes, which have no schedule: leave it out")
-        starter = RankCommand((program, *args), {"nodes": nnodes if nnodes > 1 else None, **given})
+        starter = RankCommand((program, *args), {"nodes": asked.nodes, **given})
     else:
-        compiled = (launcher.RankProgram.module if module else launcher.RankProgram.script)(program, args)
+        compiled = (launcher.RankProgram.module if asked.module else launcher.RankProgram.script)(program, args)
     errors: dict[int, BaseException] = {}
     plugins = [] if report is None else [report]
-    handle = resolve_topology(system, nodes=nnodes if nnodes > 1 else None, plugins=default_manager().extended(plugins))
-    per_node = _per_node(handle.topology_obj, nproc_per_node)
+    handle = resolve_topology(asked.system, nodes=asked.nodes, plugins=default_manager().extended(plugins))
+    nnodes = asked.nodes or 1
+    per_node = _per_node(handle.topology_obj, asked.nproc_per_node)
     devices = _first_of_each_node(handle.topology_obj, nnodes, per_node)
-    unchosen = ranks is None
-    if ranks is None:
-        ranks = "auto" if not data and per_node * nnodes > FOLDED_ABOVE else "all"
+    folded = not asked.enable_data and per_node * nnodes > FOLDED_ABOVE
+    ranks = asked.ranks if asked.ranks is not None else "auto" if folded else "all"
     signalled: Interrupted | None = None
     with (
         ending_signals(),
@@ -144,17 +116,25 @@ def run(
             devices=devices,
             ranks=ranks,
             **given,
-            schedule=schedule,
+            schedule=asked.schedule,
+            stop_after_steps=asked.stop_after_steps,
         ) as ctx,
         ExitStack() as stack,
     ):
-        stack.enter_context(standing_in(stand_ins))
-        if reports and isolation == "carrier" and starter is None:
+        stack.enter_context(standing_in(asked.stand_ins))
+        if reports and asked.isolation == "carrier" and starter is None:
             ctx.simulation.describe_operations()
         if live is not None:
             live.watch(ctx.simulation)
-        progress = asked.begin(ctx)
-        if ranks == "all" and unchosen and not data and isolation == "carrier" and starter is None:
+        output = RunOutput(asked, ctx, program, args)
+        progress = output.begin()
+        if (
+            asked.ranks is None
+            and not folded
+            and not asked.enable_data
+            and asked.isolation == "carrier"
+            and starter is None
+        ):
             from kernbench.commands.fold_hint import FoldHint
 
             FoldHint(ctx.simulation, sys.stderr if progress.wanted else None)
@@ -164,21 +144,22 @@ def run(
         try:
             if starter is not None:
                 code, errors = starter.run(ctx, handle.path, failures)
-            elif compiled is None or nproc_per_node is None:
+            elif compiled is None or asked.nproc_per_node is None:
                 assert compiled is not None
-                if isolation == "process":
+                if asked.isolation == "process":
                     ctx.simulation.remarks.setdefault(_NO_RANK)
-                beside = _beside(ctx, handle.path, nnodes, summary, given) if isolation == "carrier" else None
+                beside = _beside(ctx, handle.path, asked) if asked.isolation == "carrier" else None
                 with nullcontext() if beside is None else closing(beside):
                     launcher.run_once(
-                        ctx, compiled, prefix=prefix, at_end=None if report is None else report.look, isolation=isolation,
-                        variables=variables, let_join=None if beside is None else beside.let_join,
+                        ctx, compiled, prefix=asked.prefix, at_end=None if report is None else report.look,
+                        isolation=asked.isolation, variables=variables, let_join=None if beside is None else beside.let_join,
                     )  # fmt: skip
             else:
                 ctx.simulation.scheduler.on_first_failure = failures.first
                 launcher.run_ranks(
-                    ctx, compiled, nproc_per_node=per_node, nnodes=nnodes, prefix=prefix,
-                    per_rank_modules=(*per_rank_modules, *of_each_rank(stand_ins)), variables=variables, isolation=isolation,
+                    ctx, compiled, nproc_per_node=per_node, nnodes=nnodes, prefix=asked.prefix,
+                    per_rank_modules=(*asked.per_rank_modules, *of_each_rank(asked.stand_ins)), variables=variables,
+                    isolation=asked.isolation,
                 )  # fmt: skip
         except SpawnException as error:
             errors = failures.all(error)
@@ -186,9 +167,9 @@ def run(
             signalled = error
             ctx.simulation.interrupted = signal.Signals(error.signum).name
         except Exception as error:
-            if compiled is None or nproc_per_node is not None or not failures.script(error, compiled.file):
+            if compiled is None or asked.nproc_per_node is not None or not failures.script(error, compiled.file):
                 raise
-            if isolation == "process":
+            if asked.isolation == "process":
                 click.echo(_NO_RANK, err=True)
             errors = {0: error}
         finally:
@@ -200,24 +181,25 @@ def run(
         if live is not None:
             live.summing_up()
         outputs = Outputs()
-        if trace is not None:
-            outputs.write(write_trace, ctx, trace)
-        if flight_recorder is not None:
+        if asked.trace is not None:
+            outputs.write(write_trace, ctx, asked.trace)
+        if asked.flight_recorder is not None:
             from kernbench.torch_backend.process_groups.flight_recorder import write_flight_record
 
-            outputs.write(write_flight_record, ctx.simulation, flight_recorder)
+            outputs.write(write_flight_record, ctx.simulation, asked.flight_recorder)
         if report is not None:
             _write_autotune_report(report)
         races_found = _print_races(ctx)
-        if races_output is not None and ctx.simulation.order is not None:
-            outputs.write(write_findings, races_output, ctx.simulation.order.races)
-        if summary:
+        if asked.races_output is not None and ctx.simulation.order is not None:
+            outputs.write(write_findings, asked.races_output, ctx.simulation.order.races)
+        if asked.summary:
             print_summary(ctx, failed=bool(errors))
-            asked.print_steps(ctx)
-            asked.print_serving(ctx)
+            output.print_steps()
+            output.print_serving()
         if reports:
-            outputs.write(asked.write_report, ctx, report_file, program, args, errors, live)
-        outputs.write(asked.write_json, ctx, program, args, errors)
+            outputs.write(output.write_report, errors, live)
+        if asked.json is not None:
+            outputs.write(output.write_json, asked.json, errors)
     ends_with = (
         code if starter is not None else (status_of(errors) or 1) if errors or races_found else 0
     ) or outputs.failed
@@ -252,20 +234,14 @@ _NO_RANK = (
 )
 
 
-def _beside(
-    ctx: RuntimeContext, system: Path, nnodes: int, summary: bool, given: Mapping[str, Any]
-) -> RunBeside | None:
+def _beside(ctx: RuntimeContext, system: Path, asked: RunOptions) -> RunBeside | None:
     """What a script's own processes may join; None if they cannot, as the context is."""
     from kernbench.commands.run_beside import RunBeside
 
     if ctx.simulation.hooks is not None or ctx.simulation.order is not None:
         return None
-    options = [
-        "--system", str(system), "--nnodes", str(nnodes), "--seed", str(given["seed"]), "--memory-limit",
-        str(given["memory_limit"]), "--unknown", given["unknown"], *(["--exact-dtype"] if given["exact_dtype"] else []),
-        *([] if given["enable_data"] else ["--no-data"]), *([] if summary else ["--no-summary"]),
-    ]  # fmt: skip
-    return RunBeside(options, ctx.topology)
+    told = command_line(replace(asked, system=str(system)), ("system", "nodes", *SIMULATED))
+    return RunBeside([*told, *([] if asked.summary else ["--no-summary"])], ctx.topology)
 
 
 def _is_command(program: str) -> bool:

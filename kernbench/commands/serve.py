@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import click
 
-from kernbench.commands.report_option import report_option
+from kernbench.commands.run_options import run_options
 from kernbench.names import SYSTEM
 
 
@@ -46,9 +46,7 @@ ENGINES = {
 @click.option("--ranks", metavar="auto|all|LIST", help="Without data, ranks to run; the others are taken to do what these do.  "
               "[default: 0 for kernbench's engine, all for vLLM, whose ranks exchange objects]")  # fmt: skip
 @click.option("--data/--no-data", default=False, help="Compute values: for small models.  [default: no-data]")
-@click.option("--json", metavar="FILE", help="Write what the run came to here, for machines.")
-@click.option("--trace", metavar="FILE", help="Write the timeline here: .json or .json.gz for ui.perfetto.dev.")
-@report_option
+@run_options("trace", "report_file", "json")
 @click.argument("options", nargs=-1, type=click.UNPROCESSED)
 def command(
     engine: str, model: Path, tp: int, nodes: int, system: str, requests: str, goodput: str | None, ranks: str | None,

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kernbench.suggestions import did_you_mean
+
 if TYPE_CHECKING:
     from kernbench.compiled_operators import Operators
     from kernbench.stand_ins import StandIn
@@ -37,7 +39,9 @@ def command(name: str | None) -> None:
         return
     stand_in = find(name)
     if stand_in is None:
-        raise ConfigError(f"there is no stand-in for {name}; there are: {', '.join(names())}")
+        raise ConfigError(
+            f"there is no stand-in for {name}{did_you_mean(name, names())}; there are: {', '.join(names())}"
+        )
     click.echo(f"{stand_in.name}: {_tested(stand_in)}")
     for line in _summary(stand_in):
         click.echo(line)

@@ -8,8 +8,7 @@ from pathlib import Path
 import click
 
 from kernbench.commands.points_bar import points_bar
-from kernbench.commands.program_options import stand_in_option
-from kernbench.commands.report_option import report_option
+from kernbench.commands.run_options import run_options
 from kernbench.stand_ins import standing_in
 
 
@@ -24,8 +23,7 @@ from kernbench.stand_ins import standing_in
 @click.option("--retry-failed", is_flag=True, help="Run again the points that failed before.")
 @click.option("--plugin", "plugins", metavar="MODULE", multiple=True, help="A plugin that takes part in every point, "
               "besides those of SPEC: a module, module:object or .py file; repeatable.")  # fmt: skip
-@stand_in_option
-@report_option
+@run_options("stand_ins", "report_file")
 @click.option("--list", "list_only", is_flag=True, help="Print the points and run nothing.")
 def command(
     spec: Path, scheduler: str | None, jobs: int | None, output: Path | None, fresh: bool, retry_failed: bool,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -93,7 +94,12 @@ class TorchrunCommand(PluginCommand):
         """See click; beginnings of options are made whole first, and it is noted whether the program stands behind ``--``."""
         whole, rest = _whole(args, self.params)
         ctx.meta[DASHES] = rest[:1] == ["--"]
-        return super().parse_args(ctx, whole + rest)
+        try:
+            return super().parse_args(ctx, whole + rest)
+        except click.NoSuchOption as error:
+            hidden = {name for param in self.params if getattr(param, "hidden", False) for name in param.opts}
+            near = [each for each in error.possibilities or () if each not in hidden]
+            raise click.NoSuchOption(error.option_name, possibilities=near, ctx=error.ctx) from None
 
 
 def _whole(args: Sequence[str], params: Sequence[click.Parameter]) -> tuple[list[str], list[str]]:
@@ -128,8 +134,17 @@ def _alone(option: click.Parameter) -> str | None:
 
 
 def _names_choice(option: click.Parameter, rest: Sequence[str]) -> bool:
-    """Whether the next word is the value of an option that may stand alone, and not the program or another option."""
-    return isinstance(option.type, click.Choice) and rest[:1] != [] and rest[0] in option.type.choices
+    """Whether the next word is the value of an option that may stand alone, and not the program or another option.
+
+    A word that could be neither, with a program behind it, is meant as the value.
+    """
+    if not isinstance(option.type, click.Choice) or not rest or rest[0].startswith("-"):
+        return False
+    if rest[0] in option.type.choices or not rest[1:] or not Path(rest[1]).is_file():
+        return rest[0] in option.type.choices
+    from kernbench.commands.run_command import found
+
+    return not Path(rest[0]).exists() and found(rest[0]) is None
 
 
 def _spellings(option: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from kernbench.commands.program_options import stand_in_option
+from kernbench.commands.run_options import run_options
 from kernbench.names import DEVICE
 from kernbench.stand_ins import standing_in
 
@@ -23,7 +23,7 @@ _PIPED_WIDTH = 160  # columns when the output is no terminal, so that nothing is
 @click.argument("spec", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.option("--device", type=DEVICE, help="Tune for this one (shipped name or YAML file) instead of the file's.")
 @click.option("--output", "-o", type=click.Path(dir_okay=False, path_type=Path), help="Write a file for `seeded`.")
-@stand_in_option
+@run_options("stand_ins")
 @click.option("--top", type=click.IntRange(min=1), default=5, show_default=True, help="Configs to print per launch.")
 def command(spec: Path, device: str | None, output: Path | None, stand_ins: tuple[str, ...], top: int) -> None:
     """Rank the configs of every launch that SPEC (a YAML file) describes, by modelled time on the device."""

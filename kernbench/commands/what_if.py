@@ -7,8 +7,7 @@ from typing import Any
 
 import click
 
-from kernbench.commands.program_options import module_option
-from kernbench.commands.report_option import report_option
+from kernbench.commands.run_options import run_options
 from kernbench.names import SYSTEMS
 
 
@@ -65,7 +64,7 @@ from kernbench.names import SYSTEMS
     multiple=True,
     help="A further option of kernbench run, such as --seed=7; repeatable.",
 )
-@module_option
+@run_options("module")
 @click.option(
     "--jobs", "-j", type=click.IntRange(min=0), help="Runs side by side; by default one per core; 0: one by one."
 )
@@ -81,7 +80,7 @@ from kernbench.names import SYSTEMS
 )
 @click.option("--fresh", is_flag=True, help="Forget what an earlier call has done.")
 @click.option("--retry-failed", is_flag=True, help="Run again the points that failed before.")
-@report_option
+@run_options("report_file")
 @click.option("--list", "list_only", is_flag=True, help="Print the runs and start none.")
 def command(**values: Any) -> None:
     """Run PROGRAM with ARGUMENTS at every combination of settings, systems and numbers of GPUs.

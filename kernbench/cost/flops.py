@@ -11,7 +11,9 @@ from collections.abc import Sequence
 from math import prod
 
 from kernbench.cost.op_estimates import OpCosts, Tensors, engine_format
-from kernbench.cost.operators import Model, Operand, find
+from kernbench.cost.operands import Operand
+from kernbench.cost.operator import Model
+from kernbench.cost.operators import find
 
 Counted = tuple[str, int]
 """The format whose engine multiplies (``"bf16"``), and FLOPs."""

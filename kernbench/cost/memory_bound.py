@@ -16,7 +16,8 @@ import numpy as np
 from kernbench.cost.devices import resolve_device
 from kernbench.cost.estimate import Estimate
 from kernbench.cost.generations import generation_of
-from kernbench.cost.operators import Kind, Model, find
+from kernbench.cost.operator import Kind, Model
+from kernbench.cost.operators import find
 from kernbench.cost.uncertainty import band_interval
 from kernbench.errors import ConfigError
 from kernbench.topology.device import DeviceSpec

@@ -24,7 +24,8 @@ from kernbench.cost.gemm import gemm_time, kernels_of
 from kernbench.cost.grouped import grouped_gemm_time
 from kernbench.cost.memory_bound import OPS, start_of, traffic_time
 from kernbench.cost.operands import Operand, Operands, Shape, Shapes, everything, nbytes_of
-from kernbench.cost.operators import Kind, Model, Operator, find, qualified
+from kernbench.cost.operator import Kind, Model, Operator
+from kernbench.cost.operators import find, qualified
 from kernbench.cost.registry import OperatorCost, registered, seeing_values, supplied, tell_changes
 from kernbench.cost.row_kernels import softmax_time
 from kernbench.cost.unmodelled import Unmodelled

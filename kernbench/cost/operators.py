@@ -12,10 +12,8 @@ recorder sees what it is composed of.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 from functools import cache
-from math import ceil, log2, prod
 
 from kernbench.cost.cuda_kernels import (
     embedding_gradient,
@@ -28,9 +26,42 @@ from kernbench.cost.cuda_kernels import (
     reduced_list_launches,
     step_launches,
 )
-from kernbench.cost.operands import Operand, Operands, Shape, Shapes, everything, nbytes_of
+from kernbench.cost.operands import Operands, Shapes, everything
+from kernbench.cost.operator import Kind, Model, Operator, Product
+from kernbench.cost.operator_products import (
+    addbmm,
+    convolution,
+    convolution_backward,
+    cubic,
+    distance_operations,
+    grouped,
+    linear,
+    linear_backward,
+    of,
+    packed_linear,
+    recurrent,
+    solved,
+    trilinear,
+)
+from kernbench.cost.operator_traffic import (
+    as_log_of_sum,
+    by_sorting,
+    copied_and_put_one_by_one,
+    copied_and_scattered,
+    first_result_copied,
+    gathered,
+    gathered_for_first,
+    once_more_read,
+    picked_one_by_one,
+    put_one_by_one,
+    read_as_written,
+    scattered,
+    selected,
+    transformed,
+    twice_read,
+    written,
+)
 from kernbench.cost.scratch import (
-    Scratch,
     distances,
     efficient_gradient,
     flash_gradient,
@@ -41,324 +72,6 @@ from kernbench.cost.scratch import (
     sorted_rows,
 )
 from kernbench.memory.workspaces import BLAS, DNN, FFT, LT, SOLVER
-from kernbench.topology.dtypes import ITEM_BYTES
-
-
-class Kind(Enum):
-    """What the recorder does with an operator."""
-
-    METADATA = "metadata"
-    """It launches nothing, and its result is no tensor or the one that it was given."""
-    VIEW = "view"
-    """It launches nothing and describes memory that is there. The recorder knows these by their schema, too."""
-    ALLOCATION = "allocation"
-    """It takes memory and launches nothing."""
-    HOST_READ = "host read"
-    """Its result is a value of the host's, which waits for it."""
-    TRANSFER = "transfer"
-    """A copy, which may be between two devices."""
-    COMPUTE = "compute"
-
-
-class Model(Enum):
-    """Which model says how long it takes."""
-
-    ROWS = "rows"  # row_kernels: bytes, with a block for each row
-    TRAFFIC = "traffic"  # memory_bound: bytes, at the pace of a kind of kernel
-    PRODUCT = "product"  # gemm
-    ATTENTION = "attention"
-    WORK = "work"  # operations at a share of the device's rate, in dependent steps
-
-
-Product = tuple[int, int, int, int]
-"""Batch, M, N and K."""
-
-
-@dataclass(frozen=True, slots=True)
-class Operator:
-    """What one operator does.
-
-    Attributes:
-        kind: for the recorder.
-        model: which model is asked.
-        pace: row of :data:`kernbench.cost.memory_bound.OPS` whose kernel it is like; ``"pointwise"`` is ``"unary"`` or
-            ``"binary"``, by the operands.
-        traffic: bytes read and written, from operands and results.
-        products: the matrix products that it is made of, from shapes of operands and results.
-        multiplied: positions of the operands that are multiplied: their format selects the engine.
-        adds: whether the first operand is added to the product.
-        groups: whether a batch of products is one of groups, of which each has operands of its own.
-        library: whose kernel it is (:mod:`kernbench.memory.workspaces`); ``""``: torch's own, or another's.
-        scratch: bytes of each piece of memory that its kernels allocate while they run (:mod:`kernbench.cost.scratch`).
-        flops: operations, of those that are modelled by them.
-        share: of the device's peak that they reach.
-        matrix: whether matrix engines do them.
-        panels: whether it takes a matrix panel after panel, each waiting for the one before.
-        sequence: dimension of an attention's operands that counts tokens; heads are in the other of the two.
-        gradient: whether it is an attention's gradient: five products instead of two.
-        variant: whose attention it is (:attr:`kernbench.cost.generations.Generation.attention`).
-        launches: kernels, one after the other: a number, or from operands and results.
-        lists: whether it takes lists of tensors, each of which costs the host something.
-        bookkeeping: what the host does besides, in units of :attr:`kernbench.topology.system.HostSpec.unit`.
-    """
-
-    kind: Kind = Kind.COMPUTE
-    model: Model = Model.TRAFFIC
-    pace: str = "pointwise"
-    traffic: Callable[[Operands, Operands], float] | None = None
-    products: Callable[[Shapes, Shapes], list[Product]] | None = None
-    multiplied: tuple[int, ...] = (0, 1)
-    adds: bool = False
-    groups: bool = False
-    library: str = ""
-    scratch: Scratch | None = None
-    flops: Callable[[Shapes, Shapes], float] | None = None
-    share: float = 1.0
-    matrix: bool = True
-    panels: bool = False
-    sequence: int = 2
-    gradient: bool = False
-    variant: str = "flash"
-    launches: int | Callable[[Operands, Operands], int] = 1
-    lists: bool = False
-    bookkeeping: float = 0.0
-
-    def library_of(self, given: Shapes) -> str:
-        """The library that multiplies operands of these shapes: a bias that is added in the kernel has it be cuBLASLt."""
-        return LT if self.library and self.adds and given and len(given[0]) == 1 < len(given[1]) else self.library
-
-    @property
-    def uses_matrix_engines(self) -> bool:
-        """Whether it is a product, a convolution, an attention."""
-        return self.model in (Model.PRODUCT, Model.ATTENTION)
-
-    def count_launches(self, given: Operands, made: Operands) -> int:
-        """Kernels that one call launches."""
-        if self.kind in (Kind.VIEW, Kind.METADATA, Kind.ALLOCATION):
-            return 0
-        return self.launches if isinstance(self.launches, int) else self.launches(given, made)
-
-
-# -- bytes -------------------------------------------------------------------------------------------------------------
-
-
-def _written(given: Operands, made: Operands) -> float:
-    return nbytes_of(made)
-
-
-def _gathered(given: Operands, made: Operands) -> float:
-    """Of the first operand, as much is read as is written."""
-    return 2 * nbytes_of(made) + nbytes_of(given[1:])
-
-
-def _gathered_for_first(given: Operands, made: Operands) -> float:
-    """Of the second operand, as much is read as the first has."""
-    return 2 * nbytes_of(given[:1]) + nbytes_of(given[2:]) + nbytes_of(made)
-
-
-def _scattered(given: Operands, made: Operands) -> float:
-    """Of the first operand, as much is read and written as the others bring."""
-    return 3 * nbytes_of(given[1:]) if len(given) > 1 else everything(given, made)
-
-
-_SECTOR = 32  # bytes: the least that is read of memory for an element that has no neighbours
-
-
-def _picked_one_by_one(given: Operands, made: Operands) -> float:
-    """Each element of the result is somewhere: a sector is read for it, and where it is."""
-    return sum(prod(each.shape) for each in made) * _SECTOR + nbytes_of(given[1:]) + nbytes_of(made)
-
-
-def _put_one_by_one(given: Operands, made: Operands) -> float:
-    """Each element goes somewhere: a sector is read, changed, written back, and read for the next one of it [H]."""
-    count = max((prod(each.shape) for each in given[1:]), default=0)
-    return 4 * count * _SECTOR + nbytes_of(given[1:])
-
-
-def _copied_and_put_one_by_one(given: Operands, made: Operands) -> float:
-    return nbytes_of(given[:1]) + nbytes_of(made) + _put_one_by_one(given, made)
-
-
-def _once_more_read(given: Operands, made: Operands) -> float:
-    """Statistics first, then the result."""
-    return everything(given, made) + nbytes_of(given[:1])
-
-
-def _as_log_of_sum(given: Operands, made: Operands) -> float:
-    """Of the operand: read for the largest; the difference, which is broadcast, counts twice; exponentials; their sum."""
-    return 8 * nbytes_of(given[:1])
-
-
-def _copied_and_scattered(given: Operands, made: Operands) -> float:
-    return nbytes_of(given[:1]) + nbytes_of(made) + _scattered(given, made)
-
-
-def _first_result_copied(given: Operands, made: Operands) -> float:
-    return 2 * nbytes_of(made[:1])
-
-
-def _read_as_written(given: Operands, made: Operands) -> float:
-    return 2 * nbytes_of(made or given)
-
-
-def _in_rows(operand: Operand, longest: int) -> bool:
-    return bool(operand.shape) and operand.shape[-1] <= longest
-
-
-def _sorted(given: Operands, made: Operands) -> float:
-    """A radix sort passes over keys and indices once for each byte of a key; rows that fit a block, once (CUB, torch)."""
-    key = max(given, key=lambda operand: operand.nbytes)
-    passes = 1.0 if _in_rows(key, 4096) else max(1.0, key.values * ITEM_BYTES[key.format])
-    return passes * everything(given, made)
-
-
-def _selected(given: Operands, made: Operands) -> float:
-    """A radix selection reads its input once for each byte of a key."""
-    key = max(given, key=lambda operand: operand.nbytes)
-    return key.nbytes * max(1.0, key.values * ITEM_BYTES[key.format]) + nbytes_of(made)
-
-
-def _twice_read(given: Operands, made: Operands) -> float:
-    """Counted first, then written."""
-    return 2 * nbytes_of(given) + nbytes_of(made)
-
-
-def _transformed(given: Operands, made: Operands) -> float:
-    """A Fourier transform passes over its data once for each factor of up to 4096 of its length."""
-    length = max([2, *(operand.shape[-1] for operand in (*given, *made) if operand.shape)])
-    return ceil(log2(length) / 12) * everything(given, made)
-
-
-# -- products ----------------------------------------------------------------------------------------------------------
-
-
-def _matmul(left: Shape, right: Shape) -> list[Product]:
-    """``left @ right``; a matrix on the right takes all rows of the left as one."""
-    if not left or not right:
-        return []
-    columns = right[-1] if len(right) > 1 else 1
-    depth = left[-1]
-    if len(right) <= 2:
-        return [(1, max(prod(left[:-1]), 1), columns, depth)]
-    rows = left[-2] if len(left) > 1 else 1
-    return [(max(prod(left[:-2]), prod(right[:-2])), rows, columns, depth)]
-
-
-def _of(first: int, count: int = 1) -> Callable[[Shapes, Shapes], list[Product]]:
-    def dims(given: Shapes, made: Shapes) -> list[Product]:
-        return count * _matmul(given[first], given[first + 1]) if len(given) > first + 1 else []
-
-    return dims
-
-
-def _linear(given: Shapes, made: Shapes) -> list[Product]:
-    """``input [..., K]``, ``weight [N, K]``."""
-    if len(given) < 2 or not given[0] or not given[1]:
-        return []
-    return [(1, max(prod(given[0][:-1]), 1), given[1][0], given[0][-1])]
-
-
-def _linear_backward(given: Shapes, made: Shapes) -> list[Product]:
-    """``input, gradient [..., N], weight``: the gradients of input and weight."""
-    return 2 * _linear((given[0], given[2]), made) if len(given) > 2 else []
-
-
-def _packed_linear(given: Shapes, made: Shapes) -> list[Product]:
-    """A weight in a layout of its own: the result says how many columns it has."""
-    return [(1, max(prod(given[0][:-1]), 1), made[0][-1], given[0][-1])] if given and made and given[0] else []
-
-
-def _addbmm(given: Shapes, made: Shapes) -> list[Product]:
-    """A batch of products that are added up: one with a long K."""
-    if len(given) < 3 or len(given[1]) != 3:
-        return []
-    batch, rows, depth = given[1]
-    return [(1, rows, given[2][-1], batch * depth)]
-
-
-def _grouped(given: Shapes, made: Shapes) -> list[Product]:
-    """Groups of rows, of columns or of K, which offsets tell apart: taken as of equal size."""
-    if len(given) < 2:
-        return []
-    left, right = given[:2]
-    if len(left) == 2 and len(right) == 3:
-        return [(right[0], ceil(left[0] / right[0]), right[2], left[1])]
-    if len(left) == 3 and len(right) == 2:
-        return [(left[0], left[1], ceil(right[1] / left[0]), left[2])]
-    if len(left) == 2 and len(right) == 2:
-        groups = made[0][0] if made and len(made[0]) == 3 else 1
-        return [(groups, left[0], right[1], ceil(left[1] / groups))]
-    return _matmul(left, right)
-
-
-def _convolved(result: Shape, image: Shape, weight: Shape) -> list[Product]:
-    """A convolution as the product that its kernel computes: pixels x output channels x filter.
-
-    A transposed one has ``weight [in, out / groups, ...]``, and the pixels are those of its input.
-    """
-    if len(weight) < 3 or len(result) < 3 or len(image) < 3:
-        return []
-    pixels = image if weight[0] == image[1] != result[1] else result
-    return [(1, prod(pixels) // max(pixels[1], 1), weight[0], prod(weight[1:]))]
-
-
-def _convolution(given: Shapes, made: Shapes) -> list[Product]:
-    return _convolved(made[0], given[0], given[1]) if len(given) > 1 and made else []
-
-
-def _convolution_backward(given: Shapes, made: Shapes) -> list[Product]:
-    """``gradient, input, weight``: a product for each gradient of the two that is wanted."""
-    if len(given) < 3:
-        return []
-    wanted = sum(len(shape) > 2 for shape in made[:2]) or 2
-    return wanted * _convolved(given[0], given[1], given[2])
-
-
-def _recurrent(given: Shapes, made: Shapes) -> list[Product]:
-    """``input [T, B, I], weight [gates, I], weight [gates, H]``: all steps' inputs at once, then one step after the other."""
-    if len(given) < 3 or len(given[0]) != 3 or len(given[1]) != 2 or len(given[2]) != 2:
-        return []
-    steps, batch, width = given[0]
-    return [(1, steps * batch, given[1][0], width), *[(1, batch, given[2][0], given[2][1])] * steps]
-
-
-# -- operations --------------------------------------------------------------------------------------------------------
-
-
-def _cubic(factor: float) -> Callable[[Shapes, Shapes], float]:
-    """``factor * m n min(m, n)`` for each matrix of the first operand."""
-
-    def flops(given: Shapes, made: Shapes) -> float:
-        shape = given[0] if given and len(given[0]) > 1 else (1, 1)
-        return factor * prod(shape) * min(shape[-2:])
-
-    return flops
-
-
-def _solved(matrix: int, right: int, factor: float = 0.0) -> Callable[[Shapes, Shapes], float]:
-    """Right-hand sides against a matrix, ``2 n^2`` for each column; ``factor * n^3`` to factorise it first."""
-
-    def flops(given: Shapes, made: Shapes) -> float:
-        if len(given) <= max(matrix, right):
-            return 0.0
-        side = given[matrix][-1] if given[matrix] else 1
-        first = _cubic(factor)([given[matrix]], ())
-        return first + 2.0 * side * max(prod(given[right]), 1)
-
-    return flops
-
-
-def _trilinear(given: Shapes, made: Shapes) -> float:
-    """``x [N, I], weight [O, I, J], y [N, J]``, or a gradient of it: each row of the first operand meets all of the weight."""
-    return 2.0 * prod(given[0][:-1]) * max(prod(shape) for shape in (*given, *made))
-
-
-def _distances(given: Shapes, made: Shapes) -> float:
-    """A subtraction, a power and a sum for each coordinate of each pair of points."""
-    widest = max(given, key=prod, default=(1,))
-    points = max((prod(shape) for shape in (*made, *given)), default=1)
-    return 3.0 * max(points, 1) * (widest[-1] if widest else 1)
-
 
 # -- the rows ----------------------------------------------------------------------------------------------------------
 
@@ -445,23 +158,23 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     # what FSDP copies in and out: a copy of where everything is, and one kernel; the host looks after the unit's parameters
     (
         "_chunk_cat fsdp::chunk_cat fsdp::chunk_cat_mixed_dtype split_with_sizes_copy fsdp::split_with_sizes_copy",
-        _moves("copy", _read_as_written, launches=2, bookkeeping=1.0),
+        _moves("copy", read_as_written, launches=2, bookkeeping=1.0),
     ),
-    ("_embedding_bag_per_sample_weights_backward", _moves("copy", _gathered_for_first)),
-    ("fsdp::all_gather_copy_in", _moves("copy", _first_result_copied, bookkeeping=1.0)),
+    ("_embedding_bag_per_sample_weights_backward", _moves("copy", gathered_for_first)),
+    ("fsdp::all_gather_copy_in", _moves("copy", first_result_copied, bookkeeping=1.0)),
     (
         """embedding index_select index _unsafe_index _unsafe_masked_index _embedding_bag _embedding_bag_forward_only""",
-        _moves("gathered", _gathered),
+        _moves("gathered", gathered),
     ),
-    ("gather take", _moves("copy", _picked_one_by_one)),
-    ("scatter_ scatter_add_ scatter_reduce_ put_", _moves("copy", _put_one_by_one)),
-    ("scatter scatter_add scatter_reduce put", _moves("copy", _copied_and_put_one_by_one)),
-    ("index_add_ index_reduce_", _moves("added_rows", _scattered)),
-    ("index_copy_ index_fill_ index_put_ _index_put_impl_ embedding_renorm_", _moves("strided", _scattered)),
+    ("gather take", _moves("copy", picked_one_by_one)),
+    ("scatter_ scatter_add_ scatter_reduce_ put_", _moves("copy", put_one_by_one)),
+    ("scatter scatter_add scatter_reduce put", _moves("copy", copied_and_put_one_by_one)),
+    ("index_add_ index_reduce_", _moves("added_rows", scattered)),
+    ("index_copy_ index_fill_ index_put_ _index_put_impl_ embedding_renorm_", _moves("strided", scattered)),
     (
         """index_add index_copy index_fill index_put _unsafe_index_put index_reduce _unsafe_masked_index_put_accumulate
         masked_scatter""",
-        _moves("strided", _copied_and_scattered),
+        _moves("strided", copied_and_scattered),
     ),
     ("embedding_dense_backward", _moves("copy", embedding_gradient, embedding_gradient_launches)),
     ("_embedding_bag_backward _embedding_bag_dense_backward", _moves("copy", None, launches=3)),
@@ -472,12 +185,12 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
         hamming_window hann_window kaiser_window fft_fftfreq fft_rfftfreq _foreach_zero
         _new_zeros_with_same_feature_meta _philox_key_split _philox_key_fold_in
         _cudnn_init_dropout_state affine_grid_generator""",
-        _moves("fill", _written),
+        _moves("fill", written),
     ),
     (
         """rand randn randint randperm uniform exponential cauchy geometric log_normal random rand_like randn_like randint_like
         _philox_uniform _philox_normal normal_ bernoulli_""",
-        _moves("random", _written),
+        _moves("random", written),
     ),
     ("normal bernoulli normal_functional", _moves("random")),
     ("dropout fused_dropout", _moves("dropout")),
@@ -528,9 +241,9 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     (
         """batch_norm batch_norm_legit batch_norm_with_update batch_norm_no_update batch_norm_legit_no_training
         batch_norm_with_update_functional batch_norm_legit_functional""",
-        _moves("batch_norm", _once_more_read, launches=2),
+        _moves("batch_norm", once_more_read, launches=2),
     ),
-    ("group_norm", _moves("group_norm", _once_more_read, launches=2)),
+    ("group_norm", _moves("group_norm", once_more_read, launches=2)),
     ("layer_norm", _moves("layer_norm")),
     ("native_layer_norm_backward", _moves("norm_gradient", norm_gradient, launches=3)),
     ("rms_norm weight_norm_interface", _moves("rms_norm")),
@@ -564,51 +277,51 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     ("all any", replace(_moves("extreme"), scratch=reduced(1))),
     ("max min argmax argmin", _moves("indexed")),
     ("std std_mean var var_mean", replace(_moves("indexed"), scratch=reduced(16))),
-    ("logsumexp", replace(_moves("reduce", _as_log_of_sum, launches=6), scratch=log_sum_exp)),
+    ("logsumexp", replace(_moves("reduce", as_log_of_sum, launches=6), scratch=log_sum_exp)),
     ("searchsorted bucketize", _moves("pointwise", None, launches=2)),
     ("multinomial", replace(_moves("pointwise", None, launches=2), scratch=sampled)),
-    ("sort argsort msort", replace(_moves("sorted", _sorted, launches=4), scratch=sorted_rows)),
+    ("sort argsort msort", replace(_moves("sorted", by_sorting, launches=4), scratch=sorted_rows)),
     (
         "unique unique2 unique_dim unique_consecutive unique_dim_consecutive mode",
-        _moves("sorted", _sorted, launches=4),
+        _moves("sorted", by_sorting, launches=4),
     ),
-    ("topk kthvalue median nanmedian", _moves("selected", _selected, launches=3)),
-    ("nonzero nonzero_static masked_select repeat_interleave", _moves("copy", _twice_read, launches=3)),
-    ("fft_c2c fft_c2r fft_r2c", replace(_moves("copy", _transformed), library=FFT)),
+    ("topk kthvalue median nanmedian", _moves("selected", selected, launches=3)),
+    ("nonzero nonzero_static masked_select repeat_interleave", _moves("copy", twice_read, launches=3)),
+    ("fft_c2c fft_c2r fft_r2c", replace(_moves("copy", transformed), library=FFT)),
     # -- products
     (
         "sparse_mm sparse_sparse_matmul sparse_mm_reduce_impl sparse_mm_reduce_impl_backward",
-        _multiplies(_of(0)),
+        _multiplies(of(0)),
     ),
-    ("mm matmul bmm mv dot vdot", _multiplies(_of(0), library=BLAS)),
-    ("int_mm scaled_mm scaled_mm_v2", _multiplies(_of(0), library=LT)),
-    ("addmm baddbmm addmv addmm_activation", replace(_multiplies(_of(1), 1, 2, library=BLAS), adds=True)),
-    ("sparse_addmm sparse_sampled_addmm", replace(_multiplies(_of(1), 1, 2), adds=True)),
-    ("addbmm", replace(_multiplies(_addbmm, 1, 2, library=BLAS), adds=True)),
-    ("linear mkldnn_linear mkldnn::_linear_pointwise", _multiplies(_linear, library=BLAS)),
-    ("weight_int8pack_mm", _multiplies(_linear)),
-    ("linear_backward", _multiplies(_linear_backward, 0, 1, 2, library=BLAS)),
-    ("matmul_backward", _multiplies(_of(1, 2), 1, 2, library=BLAS)),
+    ("mm matmul bmm mv dot vdot", _multiplies(of(0), library=BLAS)),
+    ("int_mm scaled_mm scaled_mm_v2", _multiplies(of(0), library=LT)),
+    ("addmm baddbmm addmv addmm_activation", replace(_multiplies(of(1), 1, 2, library=BLAS), adds=True)),
+    ("sparse_addmm sparse_sampled_addmm", replace(_multiplies(of(1), 1, 2), adds=True)),
+    ("addbmm", replace(_multiplies(addbmm, 1, 2, library=BLAS), adds=True)),
+    ("linear mkldnn_linear mkldnn::_linear_pointwise", _multiplies(linear, library=BLAS)),
+    ("weight_int8pack_mm", _multiplies(linear)),
+    ("linear_backward", _multiplies(linear_backward, 0, 1, 2, library=BLAS)),
+    ("matmul_backward", _multiplies(of(1, 2), 1, 2, library=BLAS)),
     (
         """weight_int4pack_mm weight_int4pack_mm_for_cpu weight_int4pack_mm_with_scales_and_zeros dyn_quant_matmul_4bit
         mkl::_mkl_linear""",
-        _multiplies(_packed_linear, 0),
+        _multiplies(packed_linear, 0),
     ),
     # a kernel makes problems of the offsets, another multiplies
-    ("grouped_mm scaled_grouped_mm scaled_grouped_mm_v2", replace(_multiplies(_grouped), launches=2, groups=True)),
+    ("grouped_mm scaled_grouped_mm scaled_grouped_mm_v2", replace(_multiplies(grouped), launches=2, groups=True)),
     (
         """convolution convolution_overrideable cudnn_convolution cudnn_convolution_relu cudnn_convolution_transpose
         miopen_convolution mkldnn_convolution slow_conv2d_forward slow_conv3d_forward slow_conv_dilated2d
         slow_conv_dilated3d slow_conv_transpose2d slow_conv_transpose3d conv_depthwise2d conv_depthwise3d
         nnpack_spatial_convolution mkldnn::_convolution_pointwise""",
-        _multiplies(_convolution, library=DNN),
+        _multiplies(convolution, library=DNN),
     ),
     (
         "convolution_backward convolution_backward_overrideable slow_conv2d_backward",
-        _multiplies(_convolution_backward, 0, 1, 2, library=DNN),
+        _multiplies(convolution_backward, 0, 1, 2, library=DNN),
     ),
-    ("trilinear", _works(_trilinear, 0.5, panels=False)),
-    ("mkldnn_rnn_layer", _multiplies(_recurrent)),
+    ("trilinear", _works(trilinear, 0.5, panels=False)),
+    ("mkldnn_rnn_layer", _multiplies(recurrent)),
     # -- attention: [batch, heads, tokens, width], or [batch, tokens, heads, width]
     (
         """scaled_dot_product_attention scaled_dot_product_flash_attention scaled_dot_product_flash_attention_for_cpu
@@ -634,27 +347,27 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     ("cudnn_attention_forward", _attends(sequence=1, variant="cudnn")),
     ("cudnn_attention_backward", _attends(1, sequence=1, variant="cudnn")),
     # -- linear algebra: Golub and Van Loan, Matrix Computations, 4th ed.
-    ("linalg_cholesky_ex cholesky linalg_ldl_factor_ex", _factors(_cubic(1 / 3), _FACTORIZATION)),
-    ("linalg_lu linalg_lu_factor_ex linalg_det linalg_slogdet", _factors(_cubic(2 / 3), _FACTORIZATION)),
-    ("linalg_qr geqrf linalg_householder_product", _factors(_cubic(2), _FACTORIZATION)),
-    ("linalg_inv_ex cholesky_inverse", _factors(_cubic(2), _FACTORIZATION)),
-    ("linalg_pinv", _factors(_cubic(22), _DECOMPOSITION)),
-    ("linalg_matrix_exp", _works(_cubic(20), _FACTORIZATION)),
-    ("linalg_eigh", _factors(_cubic(9), _DECOMPOSITION)),
-    ("linalg_svd", _factors(_cubic(22), _DECOMPOSITION)),
-    ("linalg_matrix_sqrth", _works(_cubic(9 + 2), _DECOMPOSITION)),  # of linalg_eigh, and a product
-    ("linalg_polar", _works(_cubic(22 + 4), _DECOMPOSITION)),  # of linalg_svd, and two products: torch without nvmath-python
-    ("linalg_eig linalg_eigvals", _factors(_cubic(25), _DECOMPOSITION)),
-    ("linalg_solve_ex spsolve", _factors(_solved(0, 1, 2 / 3), _FACTORIZATION)),
-    ("linalg_lstsq", _factors(_solved(0, 1, 2), _FACTORIZATION)),
-    ("linalg_solve_triangular", _works(_solved(0, 1), _FACTORIZATION)),
-    ("triangular_solve cholesky_solve cholesky_solve_helper", _works(_solved(1, 0), _FACTORIZATION)),
-    ("linalg_lu_solve linalg_ldl_solve ormqr", _works(_solved(0, 2), _FACTORIZATION)),
+    ("linalg_cholesky_ex cholesky linalg_ldl_factor_ex", _factors(cubic(1 / 3), _FACTORIZATION)),
+    ("linalg_lu linalg_lu_factor_ex linalg_det linalg_slogdet", _factors(cubic(2 / 3), _FACTORIZATION)),
+    ("linalg_qr geqrf linalg_householder_product", _factors(cubic(2), _FACTORIZATION)),
+    ("linalg_inv_ex cholesky_inverse", _factors(cubic(2), _FACTORIZATION)),
+    ("linalg_pinv", _factors(cubic(22), _DECOMPOSITION)),
+    ("linalg_matrix_exp", _works(cubic(20), _FACTORIZATION)),
+    ("linalg_eigh", _factors(cubic(9), _DECOMPOSITION)),
+    ("linalg_svd", _factors(cubic(22), _DECOMPOSITION)),
+    ("linalg_matrix_sqrth", _works(cubic(9 + 2), _DECOMPOSITION)),  # of linalg_eigh, and a product
+    ("linalg_polar", _works(cubic(22 + 4), _DECOMPOSITION)),  # of linalg_svd, and two products: torch without nvmath-python
+    ("linalg_eig linalg_eigvals", _factors(cubic(25), _DECOMPOSITION)),
+    ("linalg_solve_ex spsolve", _factors(solved(0, 1, 2 / 3), _FACTORIZATION)),
+    ("linalg_lstsq", _factors(solved(0, 1, 2), _FACTORIZATION)),
+    ("linalg_solve_triangular", _works(solved(0, 1), _FACTORIZATION)),
+    ("triangular_solve cholesky_solve cholesky_solve_helper", _works(solved(1, 0), _FACTORIZATION)),
+    ("linalg_lu_solve linalg_ldl_solve ormqr", _works(solved(0, 2), _FACTORIZATION)),
     (
         "cdist_backward pdist_forward pdist_backward",
-        _works(_distances, 0.25, matrix=False, panels=False),
+        _works(distance_operations, 0.25, matrix=False, panels=False),
     ),
-    ("cdist_forward euclidean_dist", replace(_works(_distances, 0.25, matrix=False, panels=False), scratch=distances)),
+    ("cdist_forward euclidean_dist", replace(_works(distance_operations, 0.25, matrix=False, panels=False), scratch=distances)),
 )  # fmt: skip
 
 

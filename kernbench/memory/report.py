@@ -81,7 +81,8 @@ class OutOfMemoryReport(Shortage):
 
     @staticmethod
     def _table(title: str, rows: dict[Any, int], whole: int, shown: int) -> Iterator[str]:
-        yield f"  {title}"
+        if rows:
+            yield f"  {title}"
         for name, nbytes in list(rows.items())[:shown]:
             yield f"    {format_size(nbytes):>12} {nbytes / whole if whole else 0:6.1%}  {name or '(too small to look for)'}"
         if len(rows) > shown:

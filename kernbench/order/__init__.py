@@ -46,7 +46,6 @@ from kernbench.order.strands import Moment as Moment
 from kernbench.order.strands import Strand as Strand
 from kernbench.order.undefined import Undefined as Undefined
 from kernbench.order.undefined import UndefinedRead as UndefinedRead
-from kernbench.order.weak import MEMORIES as MEMORIES
 from kernbench.order.weak import ReplacedBytes as ReplacedBytes
 from kernbench.order.weak import WeakMemory as WeakMemory
 

@@ -14,9 +14,6 @@ from typing import Any, NamedTuple
 from kernbench.order.findings import MemoryAccess, excuse_of
 from kernbench.order.regions import ByteRegion, share_bytes
 
-MEMORIES = ("strong", "weak")
-"""What reads see: what was written last, or, where nothing orders them behind that, what was there before."""
-
 Pick = Callable[..., int]
 """Says what goes first (:meth:`kernbench.order.Choices.pick`)."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import inspect
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ import pluggy
 from kernbench.errors import OutputError
 from kernbench.plugins import discovery, specs
 from kernbench.plugins.problems import PluginError, reason, warn
+from kernbench.suggestions import did_you_mean
 
 Call = Callable[..., Any]
 
@@ -307,7 +307,7 @@ class PluginManager:
         unknown = [name for name in given if name not in values]
         if unknown:
             raise PluginError(
-                f"no plugin has an option {', '.join(map(repr, unknown))}; there are "
+                f"no plugin has an option {', '.join(map(repr, unknown))}{did_you_mean(unknown[0], values)}; there are "
                 f"{', '.join(sorted(values)) or 'none'}, of plugins {', '.join(self.names) or 'none'}"
             )
         return values | dict(given)
@@ -355,8 +355,7 @@ def _add(found: dict[str, tuple[Any, str]], more: Mapping[str, tuple[Any, str]],
 def _did_you_mean(plugin: Any) -> str:
     for name in dir(plugin):
         if name.startswith(specs.PREFIX) and name not in specs.RULES and _is_function(getattr(plugin, name, None)):
-            close = difflib.get_close_matches(name, specs.RULES, 1)
-            return f" (did you mean {close[0]}?)" if close else f"; hooks are {', '.join(specs.RULES)}"
+            return did_you_mean(name, specs.RULES) or f"; hooks are {', '.join(specs.RULES)}"
     return ""
 
 

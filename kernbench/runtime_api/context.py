@@ -6,18 +6,20 @@ is shaped like the ``torch`` namespace, so that a program takes it as its ``torc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
 from kernbench.ccl.config import CclConfig, load_ccl_config
 from kernbench.cost.op_estimates import OpCosts
+from kernbench.defaults import LOG_LIMIT
 from kernbench.errors import ConfigError, KernbenchError
-from kernbench.order import MEMORIES, Choices, mode_of, schedule_asked
+from kernbench.options import SimulateOptions, options_of
+from kernbench.order import Choices, mode_of, schedule_asked
 from kernbench.plugins.events import ContextEvent
 from kernbench.plugins.manager import PluginManager, default_manager
 from kernbench.runtime_api.accelerator import Accelerator
@@ -25,16 +27,15 @@ from kernbench.runtime_api.distributed import Distributed
 from kernbench.runtime_api.factories import Factories
 from kernbench.runtime_api.multiprocessing import Multiprocessing
 from kernbench.runtime_api.scouting import Scouts
-from kernbench.runtime_api.simulate_arguments import require_arguments, require_ranks
 from kernbench.runtime_api.tensor import Tensor
 from kernbench.runtime_api.types import DeviceSelector
 from kernbench.scheduler import ChosenOrder, HostEffects, RankScheduler, make_policy
 from kernbench.sim_engine import GraphEngine, Operation
-from kernbench.sim_engine.op_log import DEFAULT_LIMIT
 from kernbench.simulation.active_simulation import activate, deactivate
 from kernbench.simulation.launches.kernel_launch import is_kernel
 from kernbench.simulation.matching.groups import Collective
 from kernbench.simulation.memory.process_memory import parse_limit
+from kernbench.simulation.ranks.folding import chosen_ranks
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.time.jitter import Jitter
 from kernbench.simulation.time.polling import POLL_SECONDS as POLL_SECONDS
@@ -54,23 +55,11 @@ class RuntimeContext:
         target_device: the SIPs that ranks may drive; rank r drives the r-th unless it sets another.
         correlation_id: a name that the user gives this run; it appears in reports and traces.
         spec: the mapping read from the system's YAML.
-        seed: seeds the random generators of the ranks, and the ``"random"`` policy.
-        policy: which runnable rank goes first: ``"round_robin"`` or ``"random"``.
         ccl: collective configuration; by default the shipped ``ccl.yaml`` and the one in the working directory.
-        memory_limit: of each process's memory on a SIP: ``"device"``, ``"off"``, or a size (:func:`simulate`).
         plugins: whose hooks are called; by default those that are installed.
-        options: values of the plugins' options; those that are not given have their defaults.
-        host_effects: what a run does to its process; by default what ``KERNBENCH_HOST_EFFECTS`` says.
-        unknown: what to do when a program looks at a value that was not computed: ``"assume"`` or ``"error"``.
+        settings: the arguments of :func:`simulate`.
         fold: decides which ranks run; None: all.
-        exact_dtype: values of 16-bit products are this CPU's own, however slow it is at them.
-        fill_uninitialized: what fresh memory is filled with (:func:`simulate`).
-        races: what to do about accesses to memory that nothing orders, and reads of unwritten memory
-            (:func:`simulate`).
-        memory: what reads see that nothing orders (:func:`simulate`).
-        jitter: how unequally quick ranks are (:func:`simulate`).
-        stragglers: by rank, how many times as long its kernels take.
-        schedule: what goes first where several things could (:func:`simulate`).
+        options: values of the plugins' options; those that are not given have their defaults.
         simulation: the owners behind the names.
     """
 
@@ -78,22 +67,11 @@ class RuntimeContext:
     target_device: DeviceSelector = field(default_factory=DeviceSelector)
     correlation_id: str = ""
     spec: Mapping[str, Any] | None = None
-    seed: int = 0
-    policy: str = "round_robin"
     ccl: CclConfig | None = None
-    memory_limit: int | str = "device"
     plugins: PluginManager = field(default_factory=default_manager, repr=False)
-    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    host_effects: HostEffects | None = field(default=None, repr=False)
-    unknown: str = "assume"
+    settings: SimulateOptions = field(default=SimulateOptions(), repr=False)
     fold: Scouts | None = field(default=None, repr=False)
-    exact_dtype: bool = False
-    fill_uninitialized: str = "off"
-    races: bool | str | None = None
-    memory: str = "strong"
-    jitter: float = 0.0
-    stragglers: Mapping[int, float] = field(default_factory=dict)
-    schedule: str | None = None
+    options: Mapping[str, Any] = field(init=False, repr=False)
     simulation: Simulation = field(init=False, repr=False)
     multiprocessing: Multiprocessing = field(init=False, repr=False)
     distributed: Distributed = field(init=False, repr=False)
@@ -105,21 +83,21 @@ class RuntimeContext:
         topology = self.topology
         if self.spec is None:
             self.spec = topology.spec
-        self.options = self.plugins.option_values(self.options)
+        told = self.settings
+        self.options = self.plugins.option_values(told.options or {})
         self.engine.cost_model = self.plugins.cost_model(topology)
-        if self.schedule is not None and self.policy != "round_robin":
-            raise ConfigError(f"policy={self.policy!r}: a schedule ({self.schedule}) says who runs next")
-        schedule = schedule_asked(self.schedule) if self.policy == "round_robin" else None
+        if told.schedule is not None and told.policy != "round_robin":
+            raise ConfigError(f"policy={told.policy!r}: a schedule ({told.schedule}) says who runs next")
+        schedule = schedule_asked(told.schedule) if told.policy == "round_robin" else None
         choices = None if schedule is None else Choices(schedule)
-        policy = make_policy(self.policy, self.seed) if choices is None else ChosenOrder(choices.pick)
+        policy = make_policy(told.policy, told.seed) if choices is None else ChosenOrder(choices.pick)
         self.simulation = simulation = Simulation(
-            self.engine, RankScheduler(policy, self.host_effects),
-            self.target_device.resolve(topology.sip_count), seed=self.seed, title=self.correlation_id, ccl=self.ccl,
-            plugins=self.plugins, context=self, describe=self._describe, unknown=self.unknown,
-            memory_limit=parse_limit(self.memory_limit),
-            exact_dtype=self.exact_dtype, fill_uninitialized=self.fill_uninitialized, races=mode_of(self.races),
-            memory=self.memory, choices=choices,
-            jitter=Jitter(self.jitter, self.stragglers, self.seed),
+            self.engine, RankScheduler(policy, told.host_effects),
+            self.target_device.resolve(topology.sip_count), seed=told.seed, title=self.correlation_id, ccl=self.ccl,
+            plugins=self.plugins, context=self, describe=self._describe, unknown=told.unknown,
+            memory_limit=parse_limit(told.memory_limit), exact_dtype=told.exact_dtype,
+            fill_uninitialized=told.fill_uninitialized, races=mode_of(told.races), memory=told.memory, choices=choices,
+            jitter=Jitter(told.jitter, told.stragglers or {}, told.seed),
         )  # fmt: skip
         devices = HostDevices(simulation)
         simulation.torch_recorder = devices
@@ -133,7 +111,7 @@ class RuntimeContext:
 
     def _describe(self) -> ContextEvent:
         return ContextEvent(
-            system=self.topology.system.name, sips=len(self.simulation.sips), seed=self.seed, policy=self.policy,
+            system=self.topology.system.name, sips=len(self.simulation.sips), seed=self.seed, policy=self.settings.policy,
             enable_data=self.enable_data, correlation_id=self.correlation_id, options=dict(self.options),
             time=self.engine.latest_end,
         )  # fmt: skip
@@ -178,6 +156,11 @@ class RuntimeContext:
     def topology(self) -> Topology:
         """The system's graph."""
         return self.engine.topology
+
+    @property
+    def seed(self) -> int:
+        """Seeds the random generators of the ranks."""
+        return self.settings.seed
 
     @property
     def enable_data(self) -> bool:
@@ -272,14 +255,32 @@ class RuntimeContext:
         return found
 
 
-FILLS = ("off", "nan", "0xAA")
-"""What fresh memory may be filled with."""
+F = TypeVar("F", bound=Callable[..., Any])
 
 _FIELDS = frozenset(RuntimeContext.__dataclass_fields__) | {"factories"}
 """Names that are the context's own, also before they are set."""
 
 
+def _require_ranks(topology: Topology, sips: int, told: SimulateOptions) -> None:
+    """Raises :class:`ConfigError` for a rank that no world has which fits ``sips`` SIPs, and the stated world."""
+    if told.world_size is not None:
+        topology.require_world(told.world_size)
+    most = sips if told.world_size is None else min(sips, told.world_size)
+    chosen_ranks(told.ranks, most)
+    for rank in told.stragglers or ():
+        if not 0 <= rank < most:
+            raise ConfigError(f"straggler {rank} is not one of {most} ranks, the most that there can be here")
+
+
+def _with_options(function: F) -> F:
+    """Its docstring says what each option is, before what it raises."""
+    told = "".join(f"        {row.name}: {row.about}\n" for row in options_of(SimulateOptions))
+    function.__doc__ = (function.__doc__ or "").replace("    Raises:\n", f"    Args:\n{told}\n    Raises:\n")
+    return function
+
+
 @contextmanager
+@_with_options
 def simulate(
     system: str | Path | TopologyHandle | None = None,
     *,
@@ -293,7 +294,7 @@ def simulate(
     ccl: CclConfig | Path | str | None = None,
     plugins: Sequence[Any] = (),
     options: Mapping[str, Any] | None = None,
-    log_limit: int | None = DEFAULT_LIMIT,
+    log_limit: int | None = LOG_LIMIT,
     memory_limit: int | str = "device",
     host_effects: HostEffects | None = None,
     unknown: str = "assume",
@@ -307,106 +308,37 @@ def simulate(
     schedule: str | None = None,
     stop_after_steps: int | None = None,
 ) -> Iterator[RuntimeContext]:
-    """Open a simulation of ``system`` and yield its :class:`RuntimeContext`.
-
-    Args:
-        system: name of a shipped system, path of a YAML file, or a handle; default ``sip8``.
-        world_size: ranks that the program will use, at most; checked against the system now, instead of when they are spawned.
-        nodes: repeat the system's node this many times, also that of a handle.
-        enable_data: compute values; without, time and memory alone are modelled, and values only where they are small and
-            follow from known ones (``docs/real_size.md``).
-        seed: of the ranks' random generators and of the ``"random"`` policy.
-        policy: ``"round_robin"`` or ``"random"``.
-        devices: the SIPs to use: ``"all"``, an index, a list or a range.
-        correlation_id: a name for this run.
-        ccl: path of a ``ccl.yaml``, or a loaded one; default: the one in the working directory over the shipped one.
-        plugins: objects, modules or references (as ``--plugin`` takes them) that take part in this simulation, besides
-            those that are installed (:mod:`kernbench.plugins`).
-        options: values of the plugins' options.
-        log_limit: operations that the op log keeps, the last ones; None: all.
-        memory_limit: bytes (also ``"80GB"``) that each process may reserve for tensors on a SIP; ``"device"``: what the SIP
-            has, less what CUDA and its libraries take (:mod:`kernbench.memory.limits`); ``"off"``: any number.
-        host_effects: what the simulation may do to the process while ranks run (:class:`~kernbench.scheduler.HostEffects`);
-            default: what ``KERNBENCH_HOST_EFFECTS`` says, all of it if that is not set.
-        unknown: without data, what to do when the program looks at a value that was not computed: ``"assume"`` a neutral one
-            and say so once per line, or ``"error"``: stop there.
-        ranks: ``"all"``, ``"auto"``: run one of each class of ranks that do the same, without data, or the ranks to run
-            (``"0,8-11"``); the others are taken to do what these do (``docs/real_size.md``).
-        exact_dtype: products of 16-bit floats are computed as this CPU does by itself, also where it has no engine for the
-            format and is many times faster in 32 bits, rounded once (the default there).
-        fill_uninitialized: fill the memory that ``torch.empty`` and its kin give: ``"nan"`` (integers: their largest value, as
-            ``torch.utils.deterministic.fill_uninitialized_memory`` does), ``"0xAA"`` in every byte, or ``"off"``.
-        races: look for accesses to the same memory that nothing orders, and for reads of unwritten memory
-            (``docs/order.md``): ``True`` or ``"error"`` raises :class:`~kernbench.errors.RaceError` at the second one, or
-            :class:`~kernbench.errors.UndefinedMemoryError` at the look, ``"warn"`` collects them in
-            ``ctx.simulation.order.races``; default: what ``KERNBENCH_RACES`` says, off if it is not set.
-        memory: ``"weak"``: reads that nothing orders behind a write see what was there before, as they may on hardware; with a
-            schedule, those of them that it says (``docs/order.md``). ``"strong"``: all see what was written last.
-        jitter: standard deviation of the time that the kernels of a rank take, as a share, between ranks and from step to step;
-            drawn from ``seed`` (:mod:`kernbench.simulation.time.jitter`, ADR 0130).
-        stragglers: by rank, how many times as long its kernels take.
-        schedule: what goes first where several things could: ``"default"``, ``"random:SEED"``, or what ``kernbench explore``
-            has printed (``docs/order.md``); default: what ``KERNBENCH_SCHEDULE`` says, a run as always if it is not set.
-        stop_after_steps: stop the ranks of each spawn after so many optimizer steps, as ``sys.exit()`` in all of them would.
+    """Open a simulation of ``system`` and yield its :class:`RuntimeContext`. ``docs/options.md`` shows its options.
 
     Raises:
         ConfigError: the description is wrong, or the world does not fit.
         PluginError: a plugin cannot be used, or has failed to decide something.
     """
-    require_arguments({
-        "system": system, "world_size": world_size, "nodes": nodes, "stop_after_steps": stop_after_steps, "seed": seed,
-        "enable_data": enable_data, "exact_dtype": exact_dtype, "correlation_id": correlation_id, "ranks": ranks, "ccl": ccl,
-        "options": options, "stragglers": stragglers, "host_effects": host_effects, "devices": devices, "plugins": plugins,
-        "log_limit": log_limit, "jitter": jitter, "schedule": schedule,
-    })  # fmt: skip
-    manager = default_manager().extended(plugins)
+    told = SimulateOptions(**locals())
+    manager = default_manager().extended(told.plugins)
     if isinstance(system, TopologyHandle):
-        handle = system.with_nodes(nodes)
+        handle = system.with_nodes(told.nodes)
     else:
-        handle = resolve_topology(system, nodes=nodes, plugins=manager)
-    if ranks != "all" and enable_data:
+        handle = resolve_topology(system, nodes=told.nodes, plugins=manager)
+    if told.ranks != "all" and told.enable_data:
         raise ConfigError(
             f"ranks={ranks!r}: ranks stand in for others only without data (enable_data=False, --no-data)"
         )
-    if fill_uninitialized not in FILLS:
-        raise ConfigError(f"fill_uninitialized={fill_uninitialized!r}: expected {', '.join(map(repr, FILLS))}")
-    if memory not in MEMORIES:
-        raise ConfigError(f"memory={memory!r}: expected {', '.join(map(repr, MEMORIES))}")
-    if memory == "weak" and not enable_data:
+    if told.memory == "weak" and not told.enable_data:
         raise ConfigError("memory='weak' is about values: it needs data (enable_data=True, no --no-data)")
-    selector = DeviceSelector(devices)
-    require_ranks(
-        handle.topology_obj, len(selector.resolve(handle.topology_obj.sip_count)), world_size, ranks, stragglers or ()
-    )
+    selector = DeviceSelector(told.devices)
+    sips = len(selector.resolve(handle.topology_obj.sip_count))
+    _require_ranks(handle.topology_obj, sips, told)
     if isinstance(ccl, str | Path):
-        collectives: CclConfig | None = load_ccl_config(ccl, system=handle.topology_obj.system, plugins=manager)
-    else:
-        collectives = ccl
+        ccl = load_ccl_config(ccl, system=handle.topology_obj.system, plugins=manager)
 
     def fresh(fold: Scouts | None = None) -> RuntimeContext:
         return RuntimeContext(
-            engine=GraphEngine(handle.topology_obj, enable_data=enable_data, log_limit=log_limit),
-            target_device=selector,
-            correlation_id=correlation_id,
-            seed=seed,
-            policy=policy,
-            ccl=collectives,
-            plugins=manager,
-            options=options or {},
-            memory_limit=memory_limit,
-            host_effects=host_effects,
-            unknown=unknown,
-            exact_dtype=exact_dtype,
-            fill_uninitialized=fill_uninitialized,
-            races=races,
-            memory=memory,
-            jitter=jitter,
-            stragglers=stragglers or {},
-            schedule=schedule,
-            fold=fold,
-        )
+            engine=GraphEngine(handle.topology_obj, enable_data=told.enable_data, log_limit=told.log_limit),
+            target_device=selector, correlation_id=told.correlation_id, ccl=ccl, plugins=manager, settings=told, fold=fold,
+        )  # fmt: skip
 
-    with fresh(None if ranks == "all" else Scouts(ranks, fresh)) as ctx:
-        ctx.simulation.steps.stop_after(stop_after_steps)
-        ctx.multiprocessing.most = world_size
+    with fresh(None if told.ranks == "all" else Scouts(told.ranks, fresh)) as ctx:
+        ctx.simulation.steps.stop_after(told.stop_after_steps)
+        ctx.multiprocessing.most = told.world_size
         yield ctx

@@ -15,12 +15,13 @@ from functools import partial
 from itertools import count
 from typing import NamedTuple
 
+from kernbench.defaults import LOG_LIMIT
 from kernbench.sim_engine.clocks import Clocks
 from kernbench.sim_engine.condition import Condition
 from kernbench.sim_engine.interference import Interference
 from kernbench.sim_engine.memory_store import MemoryStore
 from kernbench.sim_engine.network import Flow, Network
-from kernbench.sim_engine.op_log import DEFAULT_LIMIT, FOLD_AT, OpLog, Row, Title
+from kernbench.sim_engine.op_log import FOLD_AT, OpLog, Row, Title
 from kernbench.sim_engine.operation import COMPUTE_STREAM, ON_PES, DeviceStream, Lane, Operation
 from kernbench.sim_engine.plan import TransferPlan
 from kernbench.sim_engine.plan_run import PlanRun
@@ -52,9 +53,7 @@ class GraphEngine:
         log_limit: operations that the log keeps, the last ones; None: all.
     """
 
-    def __init__(
-        self, topology_obj: Topology, enable_data: bool = True, *, log_limit: int | None = DEFAULT_LIMIT
-    ) -> None:
+    def __init__(self, topology_obj: Topology, enable_data: bool = True, *, log_limit: int | None = LOG_LIMIT) -> None:
         self.topology = topology_obj
         self.enable_data = enable_data
         self.now = 0.0

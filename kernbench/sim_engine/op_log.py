@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from kernbench.defaults import LOG_LIMIT
 from kernbench.errors import ConfigError
 from kernbench.memory.ledger import Ledger
 from kernbench.sim_engine.condition import Condition
@@ -326,9 +327,6 @@ class LoggedOperations(Sequence[Operation]):
 _OBJECT = (1 << 32) - 1
 _NO_ROW: Any = (None, None, 0.0, 0.0, 0.0, 0.0, 0.0)
 
-DEFAULT_LIMIT = 1_000_000
-"""Operations that a log keeps by default."""
-
 
 class OpLog:
     """The operations of one simulation, in the order of enqueueing: the last ``limit`` of them (ADR 0048).
@@ -347,7 +345,7 @@ class OpLog:
         ledgers: what each process allocated on each SIP.
     """
 
-    def __init__(self, limit: int | None = DEFAULT_LIMIT) -> None:
+    def __init__(self, limit: int | None = LOG_LIMIT) -> None:
         if limit is not None and limit < 1:
             raise ConfigError(
                 f"log_limit {limit}: expected the number of operations to keep, at least 1, or None for all"

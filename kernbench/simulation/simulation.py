@@ -87,7 +87,7 @@ class Simulation:
         exact_dtype: values of 16-bit products are this CPU's own, however slow it is at them.
         fill_uninitialized: what fresh memory is filled with: ``"off"`` (nothing), ``"nan"`` or ``"0xAA"``.
         races: what to do about accesses that nothing orders (:data:`kernbench.order.MODES`).
-        memory: what reads see that nothing orders (:data:`kernbench.order.MEMORIES`).
+        memory: what reads see that nothing orders ("strong" or "weak").
         jitter: how quick ranks are; default: all alike.
         choices: say what goes first where several things could; the scheduler's policy asks them, too. None: no policy.
 

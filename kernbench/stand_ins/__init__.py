@@ -30,6 +30,7 @@ from kernbench.stand_ins.finders import (
     needs_cuda,
 )
 from kernbench.stand_ins.table import StandIn, all_of_them, find, names
+from kernbench.suggestions import did_you_mean
 
 __all__ = [
     "AUTO", "TOLD", "StandIn", "loads_libraries", "needs_cuda", "of_each_rank", "remarks", "stand_in_as_told", "stand_in_for",
@@ -91,7 +92,9 @@ def standing_in(wanted: Iterable[str]) -> Iterator[None]:
     for name in wanted:
         stand_in = None if name == AUTO else find(name)
         if name != AUTO and stand_in is None:
-            raise ConfigError(f"--stand-in {name}: there is none; there are: {', '.join([*names(), AUTO])}")
+            raise ConfigError(
+                f"--stand-in {name}: there is none{did_you_mean(name, names())}; there are: {', '.join([*names(), AUTO])}"
+            )
         if stand_in is not None:
             _require_use(name, stand_in)
         chosen[name] = _finders(stand_in)

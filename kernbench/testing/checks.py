@@ -10,13 +10,14 @@ import inspect
 import unittest
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import lru_cache
 from typing import Any
 
 import pytest
 
-from kernbench.testing.declared import FIXTURES, MARKS, DeclaredMark, MarkArgument
+from kernbench.options import Option
+from kernbench.suggestions import did_you_mean
+from kernbench.testing.declared import FIXTURES, MARKS, OF_SIMULATE, DeclaredMark
 
 PARAMETER = "world_size"
 """The parameter of a test that says how many ranks it has."""
@@ -87,58 +88,26 @@ def _by_name(declared: DeclaredMark, mark: pytest.Mark) -> dict[str, Any]:
     return given | named
 
 
-def _read(argument: MarkArgument, value: Any) -> Any:
-    if value is None and argument.optional:
-        return None
+def _read(argument: Option, value: Any) -> Any:
     try:
-        return argument.kind.read(value)
+        return argument.read(value)
     except (TypeError, ValueError):
         raise MarkError(f"{argument.name} {value!r}: expected {argument.kind.takes}") from None
 
 
-def _require_options(declared: DeclaredMark, options: Mapping[str, Any], known: Mapping[str, MarkArgument]) -> None:
-    """Only what :func:`kernbench.simulate` takes, and of the types that it says. It is imported if there are any."""
-    if not options:
-        return
-    hints = _hints_of_simulate() if declared.simulates else {}
+def _require_options(declared: DeclaredMark, options: Mapping[str, Any], known: Mapping[str, Option]) -> None:
+    """Only what :func:`kernbench.simulate` takes."""
+    others = OF_SIMULATE if declared.simulates else {}
     for name, value in options.items():
         for denied, why in declared.denied:
             if name == denied:
                 raise MarkError(f"{name}: it does not take this option of kernbench.simulate: {why}")
-        if name not in hints:
-            names = sorted({*known, *hints} - {name for name, _ in declared.denied})
+        if name not in others:
+            names = sorted({*known, *others} - {name for name, _ in declared.denied})
             raise MarkError(
-                f"{name!r}: there is no such argument{_did_you_mean(name, names)}. It takes {declared.signature}"
+                f"{name!r}: there is no such argument{did_you_mean(name, names)}. It takes {declared.signature}"
             )
-        if problem := _misfit(hints[name], value):
-            raise MarkError(f"{name}={value!r}: {problem}")
-
-
-def _did_you_mean(word: str, names: Sequence[str]) -> str:
-    close = get_close_matches(word, names, n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
-
-
-@lru_cache(maxsize=1)
-def _hints_of_simulate() -> dict[str, Any]:
-    from typing import get_type_hints
-
-    from kernbench.runtime_api.context import simulate
-
-    hints = get_type_hints(inspect.unwrap(simulate))
-    hints.pop("return")
-    return hints
-
-
-def _misfit(hint: Any, value: Any) -> str:
-    """Why a value is not of this type; empty if it is."""
-    from pydantic import ConfigDict, TypeAdapter, ValidationError
-
-    try:
-        TypeAdapter(hint, config=ConfigDict(arbitrary_types_allowed=True, strict=True)).validate_python(value)
-    except ValidationError as error:
-        return "; ".join(dict.fromkeys(each["msg"].replace("Input should", "it should") for each in error.errors()))
-    return ""
+        _read(others[name], value)
 
 
 # -- the marks of a test ---------------------------------------------------------------------------------------------
@@ -275,7 +244,7 @@ def _require_tests(item: pytest.Item, named: Sequence[Sequence[str]]) -> None:
             owners = [module, *(each for each in vars(module).values() if isinstance(each, type))]
             if not any(hasattr(owner, plain) for owner in owners):
                 tests = sorted({each for owner in owners for each in vars(owner) if each.startswith("test")})
-                raise MarkError(f"{name!r}: this file has no such test{_did_you_mean(plain, tests)}")
+                raise MarkError(f"{name!r}: this file has no such test{did_you_mean(plain, tests)}")
 
 
 def _require_fit(count: int, system: Any, options: Mapping[str, Any]) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from kernbench.environment_variables import variables_set
-from kernbench.testing.declared import FIXTURES, MARKS, OPTIONS
+from kernbench.testing.declared import FIXTURES, MARKS, OPTIONS, settings
 from kernbench.testing.table import RAISED, ROW, resident_bytes, show_table
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """See pytest."""
     group = parser.getgroup("kernbench", "kernbench: simulated ranks, resources")
     for option in OPTIONS:
-        group.addoption(option.flag, **option.settings())
+        group.addoption(option.name, **settings(option))
 
 
 @pytest.hookimpl(tryfirst=True)

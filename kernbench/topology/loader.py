@@ -18,9 +18,10 @@ from pydantic import BaseModel, ValidationError
 from kernbench.defaults import DEFAULT_SYSTEM
 from kernbench.errors import ConfigError
 from kernbench.input_files import expanded, resolved, shortened
+from kernbench.suggestions import nearest
 from kernbench.topology.device import DeviceSpec, Spec
 from kernbench.topology.document import Document, Loc
-from kernbench.topology.problems import Problem, describe, nearest, raise_problems
+from kernbench.topology.problems import Problem, describe, raise_problems
 from kernbench.topology.rules import device_rules, system_rules
 from kernbench.topology.shipped import SUFFIXES, find_config
 from kernbench.topology.system import FabricSpec, SystemSpec

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 from kernbench.errors import ConfigError
@@ -75,18 +74,3 @@ def describe(value: Any) -> str:
     if isinstance(value, int) and abs(value) >= 2**128:
         return f"a number of {value.bit_length()} bits"
     return shortened(repr(value[:80] if isinstance(value, str) else value))
-
-
-_LONGEST_WORD = 100
-
-
-def nearest(word: str, known: Iterable[str]) -> str | None:
-    """The known word that ``word`` was probably meant to be."""
-    if len(word) > _LONGEST_WORD:
-        return None
-    by_fold = {name.casefold(): name for name in known}
-    longer = [name for name in by_fold if word and name.startswith(word.casefold())]
-    if len(longer) == 1:
-        return by_fold[longer[0]]
-    matches = get_close_matches(word.casefold(), by_fold, n=1, cutoff=0.6)
-    return by_fold[matches[0]] if matches else None

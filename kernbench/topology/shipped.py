@@ -12,7 +12,8 @@ from pathlib import Path
 from kernbench.errors import ConfigError
 from kernbench.input_files import expanded, is_directory, is_file, shown_path
 from kernbench.plugins.manager import PluginManager, default_manager
-from kernbench.topology.problems import describe, nearest
+from kernbench.suggestions import nearest
+from kernbench.topology.problems import describe
 
 SUFFIXES = (".yaml", ".yml")
 

@@ -10,7 +10,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import BaseModel, ConfigDict, Field
@@ -132,6 +132,9 @@ class RunResult(_Part):
     kernbench: str
     program: str
     arguments: tuple[str, ...]
+    options: dict[str, Any] = Field(
+        default={}, description="of the run, by the names of docs/options.md, that are not at their defaults"
+    )
     system: str
     gpus: int
     status: Status
@@ -153,6 +156,7 @@ def result_of(
     *,
     program: str,
     arguments: Sequence[str] = (),
+    options: Mapping[str, Any] | None = None,
     errors: Mapping[int, BaseException] | None = None,
     tokens: int | None = None,
     samples: int | None = None,
@@ -165,6 +169,7 @@ def result_of(
     Args:
         simulation: still open, as memory is counted until it is closed.
         program, arguments: what ran.
+        options: of the run, by name.
         errors: what ranks failed with.
         tokens, samples: of a step, of the whole job; by default what the program reported.
         extrapolate: a number of steps.
@@ -196,6 +201,7 @@ def result_of(
         kernbench=__version__,
         program=program,
         arguments=tuple(arguments),
+        options=dict(options or {}),
         system=simulation.topology.system.name,
         gpus=gpus,
         status=_status(failures, times, simulation.interrupted),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from kernbench.errors import ConfigError
 from kernbench.grid import TEXT, Point, expression, parsed
 from kernbench.input_files import shortened
+from kernbench.suggestions import did_you_mean
 
 _PART = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")
 
@@ -43,7 +44,8 @@ class Template:
             elif wanted := _names_in(inside):
                 if unknown := sorted(wanted - set(names) - _FUNCTIONS):
                     raise ConfigError(
-                        f"{what} {shortened(text, 200)!r}: there is no setting {shortened(unknown[0])!r}; there are "
+                        f"{what} {shortened(text, 200)!r}: there is no setting {shortened(unknown[0])!r}"
+                        f"{did_you_mean(unknown[0], names)}; there are "
                         f"{', '.join(names)}. A brace that is no setting's is written twice: {{{{"
                     )
                 self.used |= wanted

@@ -17,7 +17,8 @@ from torch.utils.flop_counter import flop_registry
 
 from kernbench.cost.memory_bound import OPS
 from kernbench.cost.op_estimates import OpCosts, estimate_op
-from kernbench.cost.operators import _ROWS, OPERATORS, Kind, Model, find
+from kernbench.cost.operator import Kind, Model
+from kernbench.cost.operators import _ROWS, OPERATORS, find
 from kernbench.topology import load_device
 from kernbench.torch_backend.operations.operators import COMPOSITE, SKIP, VIEW, TorchOperator
 

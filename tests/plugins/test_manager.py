@@ -248,5 +248,8 @@ def test_options_have_values_by_default_and_by_name() -> None:
     manager = manager_of(plugin(options=lambda: options))
     assert manager.option_values({}) == {"csv_file": None, "every": 3}
     assert manager.option_values({"every": 5}) == {"csv_file": None, "every": 5}
-    with pytest.raises(PluginError, match="no plugin has an option 'evry'; there are csv_file, every, of plugins mine"):
+    with pytest.raises(
+        PluginError,
+        match=r"'evry' \(did you mean every\?\); there are csv_file, every, of plugins mine",
+    ):
         manager.option_values({"evry": 5})

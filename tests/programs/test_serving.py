@@ -147,8 +147,8 @@ def test_the_same_requests_give_the_same_report(tmp_path: Path) -> None:
 
 
 def test_serve_runs_the_engines_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given: dict[str, Any] = {}
-    monkeypatch.setattr(run_program, "run", given.update)
+    given: list[Any] = []
+    monkeypatch.setattr(run_program, "run", lambda *values: given.append(values))
     asked = [
         "--model",
         str(tmp_path),
@@ -169,10 +169,11 @@ def test_serve_runs_the_engines_module(tmp_path: Path, monkeypatch: pytest.Monke
     for engine, ranks, stand_ins in (("kernbench", "0", ("flash_attn",)), ("vllm", "all", ("auto",))):
         done = CliRunner().invoke(app, ["serve", "--engine", engine, *asked])
         assert done.exit_code == 0, done.output
-        assert (given["nproc_per_node"], given["nnodes"], given["ranks"], given["data"]) == (4, 2, ranks, False)
-        assert (given["stand_ins"], given["module"], given["asked"].goodput) == (stand_ins, True, {"ttft": 1.0})
-        assert given["program"].startswith("kernbench.programs.serving")
-        assert given["args"] == ("--model", str(tmp_path), "--requests", "burst:n=3", "--budget", "9")
+        options, program, arguments, _ = given.pop()
+        assert (options.nproc_per_node, options.nodes, options.ranks, options.enable_data) == (4, 2, ranks, False)
+        assert (options.stand_ins, options.module, options.goodput) == (stand_ins, True, {"ttft": 1.0})
+        assert program.startswith("kernbench.programs.serving")
+        assert arguments == ("--model", str(tmp_path), "--requests", "burst:n=3", "--budget", "9")
 
 
 def test_ranks_that_are_not_run_change_little(tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from typing import Any
 
 import torch
 
-from kernbench.cost.operators import Kind, Model, find
+from kernbench.cost.operator import Kind, Model
+from kernbench.cost.operators import find
 from kernbench.cost.work import Cost
 from kernbench.torch_backend.gpu.device.devices import current_device
 from kernbench.torch_backend.gpu.device.rank_device import RankDevice

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from kernbench.cost.operands import Operand
-from kernbench.cost.operators import Operator
+from kernbench.cost.operator import Operator
 from kernbench.simulation.memory.storages import DeviceMemory
 from kernbench.simulation.ranks.hosts import Host
 from kernbench.topology.device import DeviceSpec

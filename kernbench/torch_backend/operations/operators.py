@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from kernbench.cost.op_estimates import is_matrix_operation
-from kernbench.cost.operators import Kind, Model, Operator, find
+from kernbench.cost.operator import Kind, Model, Operator
+from kernbench.cost.operators import find
 from kernbench.simulation.memory.tensor_queries import listed_tensors
 from kernbench.torch_backend.gpu.device.generators import draws
 from kernbench.torch_backend.gpu.kernels.missing_kernels import kernel_of

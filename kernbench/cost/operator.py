@@ -1,0 +1,106 @@
+"""An operator of torch, as far as its time depends on it: a row of the table (:mod:`kernbench.cost.operators`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from kernbench.cost.operands import Operands, Shapes
+from kernbench.cost.scratch import Scratch
+from kernbench.memory.workspaces import LT
+
+
+class Kind(Enum):
+    """What the recorder does with an operator."""
+
+    METADATA = "metadata"
+    """It launches nothing, and its result is no tensor or the one that it was given."""
+    VIEW = "view"
+    """It launches nothing and describes memory that is there. The recorder knows these by their schema, too."""
+    ALLOCATION = "allocation"
+    """It takes memory and launches nothing."""
+    HOST_READ = "host read"
+    """Its result is a value of the host's, which waits for it."""
+    TRANSFER = "transfer"
+    """A copy, which may be between two devices."""
+    COMPUTE = "compute"
+
+
+class Model(Enum):
+    """Which model says how long it takes."""
+
+    ROWS = "rows"  # row_kernels: bytes, with a block for each row
+    TRAFFIC = "traffic"  # memory_bound: bytes, at the pace of a kind of kernel
+    PRODUCT = "product"  # gemm
+    ATTENTION = "attention"
+    WORK = "work"  # operations at a share of the device's rate, in dependent steps
+
+
+Product = tuple[int, int, int, int]
+"""Batch, M, N and K."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """What one operator does.
+
+    Attributes:
+        kind: for the recorder.
+        model: which model is asked.
+        pace: row of :data:`kernbench.cost.memory_bound.OPS` whose kernel it is like; ``"pointwise"`` is ``"unary"`` or
+            ``"binary"``, by the operands.
+        traffic: bytes read and written, from operands and results.
+        products: the matrix products that it is made of, from shapes of operands and results.
+        multiplied: positions of the operands that are multiplied: their format selects the engine.
+        adds: whether the first operand is added to the product.
+        groups: whether a batch of products is one of groups, of which each has operands of its own.
+        library: whose kernel it is (:mod:`kernbench.memory.workspaces`); ``""``: torch's own, or another's.
+        scratch: bytes of each piece of memory that its kernels allocate while they run (:mod:`kernbench.cost.scratch`).
+        flops: operations, of those that are modelled by them.
+        share: of the device's peak that they reach.
+        matrix: whether matrix engines do them.
+        panels: whether it takes a matrix panel after panel, each waiting for the one before.
+        sequence: dimension of an attention's operands that counts tokens; heads are in the other of the two.
+        gradient: whether it is an attention's gradient: five products instead of two.
+        variant: whose attention it is (:attr:`kernbench.cost.generations.Generation.attention`).
+        launches: kernels, one after the other: a number, or from operands and results.
+        lists: whether it takes lists of tensors, each of which costs the host something.
+        bookkeeping: what the host does besides, in units of :attr:`kernbench.topology.system.HostSpec.unit`.
+    """
+
+    kind: Kind = Kind.COMPUTE
+    model: Model = Model.TRAFFIC
+    pace: str = "pointwise"
+    traffic: Callable[[Operands, Operands], float] | None = None
+    products: Callable[[Shapes, Shapes], list[Product]] | None = None
+    multiplied: tuple[int, ...] = (0, 1)
+    adds: bool = False
+    groups: bool = False
+    library: str = ""
+    scratch: Scratch | None = None
+    flops: Callable[[Shapes, Shapes], float] | None = None
+    share: float = 1.0
+    matrix: bool = True
+    panels: bool = False
+    sequence: int = 2
+    gradient: bool = False
+    variant: str = "flash"
+    launches: int | Callable[[Operands, Operands], int] = 1
+    lists: bool = False
+    bookkeeping: float = 0.0
+
+    def library_of(self, given: Shapes) -> str:
+        """The library that multiplies operands of these shapes: a bias that is added in the kernel has it be cuBLASLt."""
+        return LT if self.library and self.adds and given and len(given[0]) == 1 < len(given[1]) else self.library
+
+    @property
+    def uses_matrix_engines(self) -> bool:
+        """Whether it is a product, a convolution, an attention."""
+        return self.model in (Model.PRODUCT, Model.ATTENTION)
+
+    def count_launches(self, given: Operands, made: Operands) -> int:
+        """Kernels that one call launches."""
+        if self.kind in (Kind.VIEW, Kind.METADATA, Kind.ALLOCATION):
+            return 0
+        return self.launches if isinstance(self.launches, int) else self.launches(given, made)

@@ -1,0 +1,100 @@
+"""Bytes that operators of torch read and write, from what they are given and make: a function for each way to move them."""
+
+from __future__ import annotations
+
+from math import ceil, log2, prod
+
+from kernbench.cost.operands import Operand, Operands, everything, nbytes_of
+from kernbench.topology.dtypes import ITEM_BYTES
+
+
+def written(given: Operands, made: Operands) -> float:
+    """The results are written, and nothing is read."""
+    return nbytes_of(made)
+
+
+def gathered(given: Operands, made: Operands) -> float:
+    """Of the first operand, as much is read as is written."""
+    return 2 * nbytes_of(made) + nbytes_of(given[1:])
+
+
+def gathered_for_first(given: Operands, made: Operands) -> float:
+    """Of the second operand, as much is read as the first has."""
+    return 2 * nbytes_of(given[:1]) + nbytes_of(given[2:]) + nbytes_of(made)
+
+
+def scattered(given: Operands, made: Operands) -> float:
+    """Of the first operand, as much is read and written as the others bring."""
+    return 3 * nbytes_of(given[1:]) if len(given) > 1 else everything(given, made)
+
+
+_SECTOR = 32  # bytes: the least that is read of memory for an element that has no neighbours
+
+
+def picked_one_by_one(given: Operands, made: Operands) -> float:
+    """Each element of the result is somewhere: a sector is read for it, and where it is."""
+    return sum(prod(each.shape) for each in made) * _SECTOR + nbytes_of(given[1:]) + nbytes_of(made)
+
+
+def put_one_by_one(given: Operands, made: Operands) -> float:
+    """Each element goes somewhere: a sector is read, changed, written back, and read for the next one of it [H]."""
+    count = max((prod(each.shape) for each in given[1:]), default=0)
+    return 4 * count * _SECTOR + nbytes_of(given[1:])
+
+
+def copied_and_put_one_by_one(given: Operands, made: Operands) -> float:
+    """The first operand is copied, then elements are put into the copy."""
+    return nbytes_of(given[:1]) + nbytes_of(made) + put_one_by_one(given, made)
+
+
+def once_more_read(given: Operands, made: Operands) -> float:
+    """Statistics first, then the result."""
+    return everything(given, made) + nbytes_of(given[:1])
+
+
+def as_log_of_sum(given: Operands, made: Operands) -> float:
+    """Of the operand: read for the largest; the difference, which is broadcast, counts twice; exponentials; their sum."""
+    return 8 * nbytes_of(given[:1])
+
+
+def copied_and_scattered(given: Operands, made: Operands) -> float:
+    """The first operand is copied, then rows are put into the copy."""
+    return nbytes_of(given[:1]) + nbytes_of(made) + scattered(given, made)
+
+
+def first_result_copied(given: Operands, made: Operands) -> float:
+    """The first result is read and written."""
+    return 2 * nbytes_of(made[:1])
+
+
+def read_as_written(given: Operands, made: Operands) -> float:
+    """As much is read as is written."""
+    return 2 * nbytes_of(made or given)
+
+
+def _in_rows(operand: Operand, longest: int) -> bool:
+    return bool(operand.shape) and operand.shape[-1] <= longest
+
+
+def by_sorting(given: Operands, made: Operands) -> float:
+    """A radix sort passes over keys and indices once for each byte of a key; rows that fit a block, once (CUB, torch)."""
+    key = max(given, key=lambda operand: operand.nbytes)
+    passes = 1.0 if _in_rows(key, 4096) else max(1.0, key.values * ITEM_BYTES[key.format])
+    return passes * everything(given, made)
+
+
+def selected(given: Operands, made: Operands) -> float:
+    """A radix selection reads its input once for each byte of a key."""
+    key = max(given, key=lambda operand: operand.nbytes)
+    return key.nbytes * max(1.0, key.values * ITEM_BYTES[key.format]) + nbytes_of(made)
+
+
+def twice_read(given: Operands, made: Operands) -> float:
+    """Counted first, then written."""
+    return 2 * nbytes_of(given) + nbytes_of(made)
+
+
+def transformed(given: Operands, made: Operands) -> float:
+    """A Fourier transform passes over its data once for each factor of up to 4096 of its length."""
+    length = max([2, *(operand.shape[-1] for operand in (*given, *made) if operand.shape)])
+    return ceil(log2(length) / 12) * everything(given, made)
