@@ -21,6 +21,7 @@ from kernbench.cost.by_values import CallOperands
 from kernbench.cost.devices import resolve_device
 from kernbench.cost.estimate import Estimate
 from kernbench.cost.gemm import gemm_time, kernels_of
+from kernbench.cost.generations import generation_of
 from kernbench.cost.grouped import grouped_gemm_time
 from kernbench.cost.memory_bound import OPS, start_of, traffic_time
 from kernbench.cost.operands import Operand, Operands, Shape, Shapes, everything, nbytes_of
@@ -406,6 +407,8 @@ class OpCosts:
             nbytes=int(everything(given, made)),
             host=self._beyond_a_launch(row, given, made),
         )
+        if kind == "attention" and row is not None and (drawn := generation_of(self._device).draw) is not None:
+            cost = replace(cost, draw=drawn.attention.get(row.variant, 0.0))
         if row is None:
             self.unmodelled.note(qualified(name))  # and is not kept, so that each call is counted
         else:
