@@ -11,6 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil, prod
 
+import numpy as np
+
 from kernbench.cost.estimate import Estimate
 from kernbench.cost.gemm import gemm_time
 from kernbench.cost.memory_bound import OPS, traffic_time
@@ -80,7 +82,7 @@ def convolution_time(
     if what.weight[1] == 1 < what.groups:
         share = _DEPTHWISE[what.channels_last]["result" not in passes]
         seconds = spec.launch.latency + len(passes) * tensors / (share * spec.hbm_copy_bandwidth)
-        low, high = (float(each) for each in band_interval("memory_bound", seconds, seconds))
+        low, high = (float(each) for each in band_interval("memory_bound", np.asarray(seconds), np.asarray(seconds)))
         return Estimate(seconds, low, high, "memory", "", tensors / seconds, tensors / seconds)
     parts = [_pass(spec, what, dtype, each) for each in passes]
     found = parts[0]
