@@ -60,7 +60,7 @@ def tile_share(loaded: Any) -> Any:
 
 def gemm_time(
     device: Any, M: Any, N: Any, K: Any, *, dtype: str = "float16", batch: Any = 1, out_dtype: str | None = None,
-    accumulate: bool = False,
+    accumulate: bool = False, distinct: tuple[float, float] = (1.0, 1.0),
 ) -> Estimate:  # fmt: skip
     """How long ``[batch, M, K] @ [batch, K, N]`` takes in the vendor's library.
 
@@ -71,6 +71,7 @@ def gemm_time(
 
         out_dtype: of the result; that of the operands without it, but 16 bits at least.
         accumulate: the product is added to what the result holds, which is read too.
+        distinct: shares of the operands' elements that are in memory: a convolution's pixels are in several rows of one.
 
     Returns:
         An :class:`Estimate`: ``protocol`` is the tile (``"128x256"``, with ``/4`` when K is cut in four), ``algorithm``
@@ -102,7 +103,7 @@ def gemm_time(
     result = max(2.0, ITEM_BYTES[out] if out else _WIDTH[name])
     held = result * accumulate
     parts = [
-        _fastest(spec, name, (result, held), *(value[at : at + step] for value in (m, n, k, b)))
+        _fastest(spec, name, (result, held), distinct, *(value[at : at + step] for value in (m, n, k, b)))
         for at in range(0, m.size, step)
     ]
     seconds, memory, tile = (
@@ -122,7 +123,7 @@ def efficiency(spec: DeviceSpec, kernels: GemmKernels, name: str) -> float:
     generation's (ADR 0109)."""
     if name == "tf32" and spec.matrix.tf32 is None:
         name = "fp32"  # whose engine multiplies instead
-    found = kernels.efficiency[_LIKE.get(name, name)]
+    found = kernels.efficiency[name if name in kernels.efficiency else _LIKE.get(name, name)]
     if spec.matrix_efficiency is not None:
         found *= spec.matrix_efficiency / kernels.efficiency["fp16"]
     if spec.power is not None and kernels.power and name not in ("fp32", "fp64"):
@@ -154,11 +155,13 @@ _NAMES = np.array(
 
 
 def _fastest(
-    spec: DeviceSpec, name: str, stored: tuple[float, float], m: Floats, n: Floats, k: Floats, b: Floats
-) -> tuple[Floats, Any, Any]:
+    spec: DeviceSpec, name: str, stored: tuple[float, float], distinct: tuple[float, float], m: Floats, n: Floats, k: Floats,
+    b: Floats,
+) -> tuple[Floats, Any, Any]:  # fmt: skip
     """Seconds, whether memory limits, and the tile's name, of the fastest configuration of each product.
 
-    ``stored``: bytes of an element of the result that are written, and that were there before and are read.
+    ``stored``: bytes of an element of the result that are written, and that were there before and are read. ``distinct``: see
+    :func:`gemm_time`.
     """
     kernels, width = kernels_of(spec), _WIDTH[name]
     result, held = stored
@@ -187,8 +190,9 @@ def _fastest(
     wave = np.minimum(pes, down * across)
     tall = np.minimum(down, np.maximum(1, np.sqrt(wave * columns / rows)))
     wide = np.minimum(across, np.ceil(wave / tall))
-    once = b * (m * k + k * n) * width
-    again = np.ceil(down * across / wave) * (tall * rows + wide * columns) * k * width * b
+    of_left, of_right = distinct
+    once = b * (m * k * of_left + k * n * of_right) * width
+    again = np.ceil(down * across / wave) * (tall * rows * of_left + wide * columns * of_right) * k * width * b
     last = max(cache.size, spec.llc.size if spec.llc else 0)
     read = np.where(once < last * kernels.resident, once, np.maximum(once, again))
     read = read + b * m * n * held

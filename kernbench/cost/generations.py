@@ -134,6 +134,31 @@ class GemmKernels(Spec):
     throttle_after: Micros
 
 
+class PowerDraw(Spec):
+    """What boards of one generation draw, and how their clocks give way at the power's limit (ADR 0245).
+
+    Attributes:
+        limit: watts of the usual board; a device's own ``power`` replaces it.
+        rest: watts at the boost clock with nothing to do.
+        product, attention: watts above that while large products, or fused attentions, follow one another at the boost clock;
+            those of attention by variant.
+        byte: joules that a byte takes between memory and PEs, whatever the PEs' clock.
+        clock_exponent: how what products and attention draw grows with the clock.
+        product_share, attention_share, other_share: exponents by which times grow as the clock falls; the last of kernels that
+            do not saturate the memory.
+    """
+
+    limit: float
+    rest: float
+    product: float
+    attention: Mapping[str, float]
+    byte: float
+    clock_exponent: float
+    product_share: float
+    attention_share: float
+    other_share: float
+
+
 class Generation(Spec):
     """One generation of devices.
 
@@ -146,6 +171,7 @@ class Generation(Spec):
         attention_wide: what is left of them, forward and backward, with heads of more than 128.
         attention_rows: queries of one block forward, by variant, where they are not 128.
         copy_pace: bytes that one PE moves per clock when all of them copy, in units of an A100's.
+        draw: what boards draw, where it was measured; None: ``gemm.sustained`` says what products lose.
     """
 
     name: str
@@ -160,6 +186,7 @@ class Generation(Spec):
     attention_wide: tuple[float, float] = (1.0, 1.0)
     attention_rows: Mapping[str, int] = Field(default_factory=dict)
     copy_pace: float
+    draw: PowerDraw | None = None
 
 
 def _pairs(given: Any) -> Any:

@@ -83,7 +83,7 @@ OPS: Mapping[str, OpKind] = {
     "added_rows": OpKind(1, 1, pace=0.3, memory=3.0, ceiling=0.24, start=1 * US),  # atomics of 16 bits [H]
     "sorted": OpKind(1, 1, pace=1.6, memory=3.0, start=15 * US, each=20e-12),  # [H]
     "selected": OpKind(1, 0, pace=1.6, memory=3.0, start=18 * US, each_row=0.6 * US, each=10e-12),  # [H]
-    "scan": OpKind(1, 1, pace=0.2, memory=3.0, ceiling=0.22),  # [H]
+    "scan": OpKind(1, 1, pace=0.3, memory=3.0, ceiling=0.26, start=4.5 * US),  # [H]
     "pool": OpKind(1, 1, pace=0.3, memory=3.0, ceiling=0.3),  # [H]
     "batch_norm": OpKind(2, 1, pace=0.42, memory=3.0, ceiling=0.38, start=2 * US),  # [H]
     "group_norm": OpKind(2, 1, pace=0.36, memory=3.0, ceiling=0.38, start=2 * US),  # [H]

@@ -18,9 +18,11 @@ from typing import Any
 
 from kernbench.cost.attention import attention_time
 from kernbench.cost.by_values import CallOperands
+from kernbench.cost.convolutions import Convolution, convolution_time
 from kernbench.cost.devices import resolve_device
 from kernbench.cost.estimate import Estimate
 from kernbench.cost.gemm import gemm_time, kernels_of
+from kernbench.cost.generations import generation_of
 from kernbench.cost.grouped import grouped_gemm_time
 from kernbench.cost.memory_bound import OPS, start_of, traffic_time
 from kernbench.cost.operands import Operand, Operands, Shape, Shapes, everything, nbytes_of
@@ -36,6 +38,9 @@ from kernbench.topology.system import HostSpec
 
 Tensors = tuple[tuple[Shape, Any], ...]
 """Shape and dtype of each tensor."""
+
+CHANNELS_LAST = "channels last"
+"""The layout of a convolution whose pixels have their channels beside each other."""
 
 _FREE = Estimate(0.0, 0.0, 0.0, "view")
 _NO_LAUNCH = (Kind.VIEW, Kind.METADATA, Kind.ALLOCATION)
@@ -152,6 +157,8 @@ def _by_products(row: Operator, given: Operands, made: Operands, device: DeviceS
     dtype = engine_format(multiplied)
     if flag and dtype == "fp32":
         dtype = "tf32"
+    if row.convolves and not multiplied[0].complex:
+        return _by_convolution(row, given, made, device, dtype)
     stored = made[0].format if made and not made[0].complex else None
     factor = 4 if multiplied[0].complex else 1  # a product of complex numbers is four of their parts
     packed = multiplied[0].values if dtype == "fp4" else 1
@@ -168,6 +175,21 @@ def _by_products(row: Operator, given: Operands, made: Operands, device: DeviceS
     if flag and dtype == "fp8" and found.algorithm == "compute":
         found = _times(found, kernels_of(device).exact_sums)
     return _narrower(found, multiplied, made, dtype, device, products)
+
+
+def _by_convolution(row: Operator, given: Operands, made: Operands, device: DeviceSpec, dtype: str) -> Estimate | None:
+    """``image, weight``; or ``gradient, image, weight``, of which wanted gradients have more than two dimensions."""
+    shapes = [operand.shape for operand in given]
+    image, weight = shapes[row.gradient : row.gradient + 2]
+    result = shapes[0] if row.gradient else made[0].shape
+    what = Convolution.of(image, weight, result, row.channels_last)
+    if what is None:
+        return None
+    wanted = ["result"]
+    if row.gradient:
+        found = [name for name, each in zip(("image", "weight"), made, strict=False) if len(each.shape) > 2]
+        wanted = found or ["image", "weight"]
+    return convolution_time(device, what, dtype, tuple(wanted))
 
 
 def _narrower(
@@ -394,7 +416,9 @@ class OpCosts:
             cost = self._known[key] = stated.priced(given, made, self._device)
             return cost
         row = find(name) if stated is None else find(stated.like)
-        if layout and row is not None and row.pace == "copy":
+        if layout and row is not None and row.convolves:
+            row = replace(row, channels_last=layout == CHANNELS_LAST)
+        elif layout and row is not None and row.pace == "copy":
             row = replace(row, kind=Kind.COMPUTE, pace=layout)
         found = _estimate(row or _UNKNOWN, given, made, self._device, flag, self._cold)
         kind = "math"
@@ -407,6 +431,8 @@ class OpCosts:
             nbytes=int(everything(given, made)),
             host=self._beyond_a_launch(row, given, made),
         )
+        if kind == "attention" and row is not None and (drawn := generation_of(self._device).draw) is not None:
+            cost = replace(cost, draw=drawn.attention.get(row.variant, 0.0))
         if row is None:
             self.unmodelled.note(qualified(name))  # and is not kept, so that each call is counted
         else:

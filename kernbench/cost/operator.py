@@ -53,6 +53,8 @@ class Operator:
         traffic: bytes read and written, from operands and results.
         products: the matrix products that it is made of, from shapes of operands and results.
         multiplied: positions of the operands that are multiplied: their format selects the engine.
+        convolves: whether the product is a convolution's.
+        channels_last: of one: whether the channels of a pixel are beside each other.
         adds: whether the first operand is added to the product.
         groups: whether a batch of products is one of groups, of which each has operands of its own.
         library: whose kernel it is (:mod:`kernbench.memory.workspaces`); ``""``: torch's own, or another's.
@@ -62,7 +64,7 @@ class Operator:
         matrix: whether matrix engines do them.
         panels: whether it takes a matrix panel after panel, each waiting for the one before.
         sequence: dimension of an attention's operands that counts tokens; heads are in the other of the two.
-        gradient: whether it is an attention's gradient: five products instead of two.
+        gradient: whether it is a gradient: of an attention five products instead of two, of a convolution one for each operand.
         variant: whose attention it is (:attr:`kernbench.cost.generations.Generation.attention`).
         launches: kernels, one after the other: a number, or from operands and results.
         lists: whether it takes lists of tensors, each of which costs the host something.
@@ -75,6 +77,8 @@ class Operator:
     traffic: Callable[[Operands, Operands], float] | None = None
     products: Callable[[Shapes, Shapes], list[Product]] | None = None
     multiplied: tuple[int, ...] = (0, 1)
+    convolves: bool = False
+    channels_last: bool = False
     adds: bool = False
     groups: bool = False
     library: str = ""

@@ -314,11 +314,11 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
         miopen_convolution mkldnn_convolution slow_conv2d_forward slow_conv3d_forward slow_conv_dilated2d
         slow_conv_dilated3d slow_conv_transpose2d slow_conv_transpose3d conv_depthwise2d conv_depthwise3d
         nnpack_spatial_convolution mkldnn::_convolution_pointwise""",
-        _multiplies(convolution, library=DNN),
+        replace(_multiplies(convolution, library=DNN), convolves=True),
     ),
     (
         "convolution_backward convolution_backward_overrideable slow_conv2d_backward",
-        _multiplies(convolution_backward, 0, 1, 2, library=DNN),
+        replace(_multiplies(convolution_backward, 0, 1, 2, library=DNN), convolves=True, gradient=True),
     ),
     ("trilinear", _works(trilinear, 0.5, panels=False)),
     ("mkldnn_rnn_layer", _multiplies(recurrent)),

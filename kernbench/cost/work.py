@@ -28,6 +28,7 @@ class Cost:
         limit: what limits it: ``"compute"``, ``"memory"``, ``"cache"``, ``"launch"``, ...
         host: seconds that it costs the host beyond one launch: further launches, tensors of a list, bookkeeping.
         alone: the whole duration as it is measured alone, seconds; 0: as ``seconds`` says.
+        draw: watts that it draws at the boost clock above a board at rest, where its kind does not say; 0: as its kind.
     """
 
     seconds: float
@@ -38,6 +39,7 @@ class Cost:
     limit: str = ""
     host: float = 0.0
     alone: float = 0.0
+    draw: float = 0.0
 
     @property
     def spread(self) -> tuple[float, float]:

@@ -40,13 +40,14 @@ def job_of(row: Published) -> Job:
 
 
 def _torchtitan(row: Published) -> Job:
-    """torchtitan of December 2024: eager PyTorch had no kernel of its own for RMSNorm then, and AdamW went list by list.
+    """torchtitan of December 2024: eager PyTorch had no kernel of its own for RMSNorm then, AdamW went list by list, and
+    attention was FlashAttention-2's.
 
     Float8 is what its docs/float8.md (9dec370) says to run: weights are gathered in float8 too, their scales found at once.
     """
     arguments = [
         "--model", "8B", "--batch", str(row.batch), "--seq", str(row.seq), "--checkpointing", row.checkpointing,
-        "--norm", "composed", "--optimizer", "foreach", *(["--compile"] if row.compiled else []),
+        "--norm", "composed", "--optimizer", "foreach", "--attention", "flash", *(["--compile"] if row.compiled else []),
         *(["--float8", "gathered"] if "float8" in row.dtype else []),
     ]  # fmt: skip
     return Job("llama", tuple(arguments), "h100_96gb", row.gpus)

@@ -1,9 +1,9 @@
 """What the models say of one source's rows when nothing was fitted to them.
 
-Four figures of the models are fitted on the published steps (ADR 0126): how much longer sustained products take on Ampere and
-on Hopper, what a board's power limit costs, and how quick the memory-efficient attention of Ampere is. One source at a time is
-left out, each figure is set again from its prior on the other sources, and the parts of the left-out steps are scaled by it:
-nothing is run again. A figure that no other source says anything of has its prior. Rows that are vague set nothing.
+Two figures of the models are fitted on the published steps (ADR 0126): how much longer sustained products take on Ampere, and
+how quick its memory-efficient attention is. One source at a time is left out, each figure is set again from its prior on the
+other sources, and the parts of the left-out steps are scaled by it: nothing is run again. A figure that no other source says
+anything of has its prior. Rows that are vague set nothing. Of Hopper nothing is fitted (ADR 0245): its rows are left alone.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from kernbench.cost.gemm import kernels_of
 from kernbench.end_to_end.results import StepResult
 from kernbench.trace.step_parts import PathPart
 
-PRIOR_EXPONENT = 0.75
-"""Of a board's power limit, before there were steps on such boards (ADR 0109)."""
+_FITTED = "A100"
+"""The GPU that the figures are of."""
 
-_PRIOR_ATTENTION = {"A100": 0.40 / 0.36, "H100": 1.0}
-"""How much longer the memory-efficient attention took before (FlashAttention-2's figures), by GPU."""
+_PRIOR_ATTENTION = 0.40 / 0.36
+"""How much longer the memory-efficient attention took before (FlashAttention-2's figures)."""
 
 _EFFICIENT = frozenset({"llm-foundry"})
 """Sources whose programs use that attention."""
@@ -57,28 +57,18 @@ def scaled(result: StepResult, scale: _Scale) -> StepResult:
 
 def _without(source: str, result: StepResult, others: Sequence[StepResult]) -> _Scale:
     """How the parts of ``result`` scale when the figures come from ``others`` and priors."""
-    alike = [other for other in others if _gpu(other) == _gpu(result) and not other.row.vague]
-    own = _to_prior(result)  # its products at the prior of the power's exponent
-    attention = _PRIOR_ATTENTION[_gpu(result)] if source in _EFFICIENT else 1.0
+    if _gpu(result) != _FITTED:
+        return _Scale(1.0, 1.0)
+    alike = [other for other in others if _gpu(other) == _FITTED and not other.row.vague]
+    attention = _PRIOR_ATTENTION if source in _EFFICIENT else 1.0
     if not alike:
-        return _Scale(own / (1 + kernels_of(resolve_device(_DEVICES[_gpu(result)])).sustained), attention)
+        return _Scale(1 / (1 + kernels_of(resolve_device("a100_sxm")).sustained), attention)
     low, high = 0.5, 2.0
     for _ in range(40):  # of a factor on their products, so that half of the rows are too slow
         middle = (low + high) / 2
-        errors = [scaled(other, _Scale(middle * _to_prior(other), 1.0)).error for other in alike]
+        errors = [scaled(other, _Scale(middle, 1.0)).error for other in alike]
         low, high = (middle, high) if statistics.median(errors) < 0 else (low, middle)
-    return _Scale(middle * own, attention)
-
-
-def _to_prior(result: StepResult) -> float:
-    """The factor on products when a board's power limit counts by the prior exponent: one for usual boards."""
-    if "500W" not in result.row.gpu:
-        return 1.0
-    kernels = kernels_of(resolve_device("h100_96gb"))
-    return (500 / kernels.power) ** (kernels.power_exponent - PRIOR_EXPONENT)
-
-
-_DEVICES = {"A100": "a100_sxm", "H100": "h100_sxm"}
+    return _Scale(middle, attention)
 
 
 def _gpu(result: StepResult) -> str:

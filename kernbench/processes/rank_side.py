@@ -98,7 +98,7 @@ class RankSide(Uplink):
         number = self.enter(op)
         self.cast(
             "submit", number, op.name, op.kind, op.sip, op.stream, op.enqueue, op.duration, op.spread, op.nbytes, op.host,
-            op.executed, op.detail, op.operands, op.pace,
+            op.executed, op.detail, op.operands, op.pace, op.draw,
         )  # fmt: skip
         if op.duration is None or not op.executed:
             self._deferred.append(op)

@@ -426,11 +426,12 @@ class Relay:
     def _submit(
         self, number: int, name: str, kind: str, sip: int, stream: str, enqueue: float, duration: float | None,
         spread: tuple[float, float], nbytes: int, host: float, executed: bool, detail: Any, operands: Any, pace: float,
+        draw: float,
     ) -> None:  # fmt: skip
         me = self._me
         op = self._operations[number] = Operation(name, kind, self._rank, sip, stream, enqueue, duration, spread)
         op.nbytes, op.host, op.executed, op.detail, op.operands = nbytes, host, executed, detail, operands
-        op.pace = pace
+        op.pace, op.draw = pace, draw
         me.stream, self._last = stream, name
         self._simulation.engine.submit(op, after=me.take_awaited() if me.awaited else ())
         me.tails[stream] = op

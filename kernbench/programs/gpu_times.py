@@ -44,6 +44,10 @@ SETS: dict[str, tuple[Callable[[], Iterator[Case]], ...]] = {
 """Sets of groups of cases, by name."""
 
 
+_REST = 0.1
+"""Seconds of a pause before each case, so that the one before leaves the board at its boost clock."""
+
+
 def replayed(make: Callable[[], Call], times: int, replays: int) -> float:
     """Seconds of the call that ``make`` gives, from a graph of ``times`` of it.
 
@@ -55,6 +59,7 @@ def replayed(make: Callable[[], Call], times: int, replays: int) -> float:
         for _ in range(2):
             call()
     torch.cuda.synchronize()
+    time.sleep(_REST)
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
         for _ in range(times):

@@ -208,6 +208,7 @@ def split_tensors(model: Llama, mesh: DeviceMesh) -> None:
 
 _SAVED = frozenset(
     {
+        "aten._scaled_dot_product_cudnn_attention.default",
         "aten._scaled_dot_product_efficient_attention.default",
         "aten._scaled_dot_product_flash_attention.default",
         "aten._scaled_dot_product_flash_attention_for_cpu.default",
@@ -287,6 +288,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--norm", choices=sorted(NORMS), default="fused", help="RMSNorm in one kernel, or as before PyTorch 2.8"
     )
+    parser.add_argument(
+        "--attention", choices=("torch", "flash"), default="torch",
+        help="the kernel that torch takes, or FlashAttention-2, which releases of 2024 take on every GPU",
+    )  # fmt: skip
     parser.add_argument("--optimizer", choices=("fused", "foreach"), default="fused", help="kernels of AdamW")
     parser.add_argument("--compile", action="store_true", help="compile each layer")
     parser.add_argument(
@@ -333,6 +338,7 @@ def main() -> None:
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     torch.cuda.set_device(device)
     dist.init_process_group("nccl")
+    torch.backends.cuda.enable_cudnn_sdp(args.attention == "torch")
     shards = dist.get_world_size() // (args.tp * args.pp * args.dp_replicate)
     sizes = {"pp": args.pp, "dp_replicate": args.dp_replicate, "dp_shard": shards, "tp": args.tp}
     kept = {name: size for name, size in sizes.items() if size > 1 or name == "dp_shard"}

@@ -27,10 +27,6 @@ from kernbench.sim_engine.plan import TransferPlan
 from kernbench.sim_engine.plan_run import PlanRun
 from kernbench.topology import Topology
 
-STREAMING = 0.65
-"""Share of a device's copy bandwidth from which on a product waits for its memory, whose clock stays: it is not slowed down
-with that of the matrix engines (ADR 0191)."""
-
 
 class Seats(NamedTuple):
     """The members of a collective that have an operation of their own, where not all do.
@@ -64,7 +60,6 @@ class GraphEngine:
         self.latest_end = 0.0
         self.interference = Interference()
         self.clocks = Clocks()
-        self._streaming = STREAMING * topology_obj.device.hbm_copy_bandwidth
         self.cost_model: Callable[[Operation, float], float] | None = None
         """Says how long an operation of a stream takes, given what was modelled (s); None: as modelled."""
         self._events: list[tuple[float, int, Callable[[], None]]] = []
@@ -215,11 +210,10 @@ class GraphEngine:
         free = stream.end if tail is None else tail.end
         if free is None:
             op = Operation(title.name, title.kind, lane.rank, lane.sip, lane.stream, enqueue, seconds, title.spread)
-            op.nbytes, op.host = title.nbytes, host
+            op.nbytes, op.host, op.draw = title.nbytes, host, title.draw
             return self.submit(op)
         start = enqueue if free < enqueue else free
-        if title.kind == "gemm" and title.nbytes < self._streaming * seconds:
-            seconds = self.clocks.slowed(lane.sip, start, seconds)
+        seconds = self.clocks.slowed((lane.sip, lane.stream), title, start, seconds)
         if self.interference.posted:
             seconds = self.interference.stretched(lane.sip, title.kind, start, seconds)
         end = start + seconds
@@ -243,9 +237,8 @@ class GraphEngine:
     def _beside(self, op: Operation, start: float, seconds: float) -> float:
         """How long an operation of ``seconds`` takes in its rank, after what its SIP has done, and beside its collectives."""
         seconds *= op.pace
-        if op.kind == "gemm" and op.nbytes < self._streaming * seconds:
-            seconds = self.clocks.slowed(op.sip, start, seconds)
         if op.kind in ON_PES:
+            seconds = self.clocks.slowed((op.sip, op.stream), op, start, seconds)
             return self.interference.stretched(op.sip, op.kind, start, seconds)
         return seconds
 

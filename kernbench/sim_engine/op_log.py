@@ -144,12 +144,14 @@ class Title:
     Attributes:
         name, kind, nbytes: see :class:`Operation`.
         spread: shares of its duration by which measurements lie below and above it.
+        draw: see :class:`Operation`.
     """
 
     name: str
     kind: str
     nbytes: int
     spread: tuple[float, float]
+    draw: float = 0.0
 
 
 Row = tuple[Title, Lane, float, float, float, float, float]

@@ -31,6 +31,7 @@ class Operation:
             only known then. Of a collective, from its last member's start, once it has ended.
         pace: how many times as long it takes as was modelled, because of its rank (:mod:`kernbench.simulation.time.jitter`).
         spread: shares of ``duration`` by which measurements lie below and above it at most, 80 % of them (ADR 0031).
+        draw: watts that it draws at the boost clock above a device at rest, where its kind does not say; 0: as its kind.
         start: when it started, None while unknown.
         end: when it ended, None while unknown.
         executed: whether its values are final (true from the start for operations that have none). Those of a collective
@@ -46,6 +47,7 @@ class Operation:
     __slots__ = (
         "_dependents",
         "detail",
+        "draw",
         "duration",
         "end",
         "enqueue",
@@ -87,6 +89,7 @@ class Operation:
         self.duration = duration
         self.spread = spread
         self.pace = 1.0
+        self.draw = 0.0
         self.start: float | None = None
         self.end: float | None = None
         self.executed = True

@@ -44,6 +44,7 @@ from kernbench.simulation.time.deadlines import Deadlines
 from kernbench.simulation.time.disk_times import Disks
 from kernbench.simulation.time.jitter import Jitter
 from kernbench.simulation.time.polling import Polls
+from kernbench.simulation.time.power import clock_limit
 from kernbench.simulation.time.preemption import GivingWay
 from kernbench.simulation.time.rank_threads import RankThreads
 from kernbench.simulation.time.wait_queue import Waits
@@ -150,8 +151,7 @@ class Simulation:
         device = self.topology.device
         self.op_costs = OpCosts(device, brought(plugins.operator_costs()), lambda: str(user_location()),
                                 self.topology.system.host)  # fmt: skip
-        engine.clocks.slowdown = kernels_of(device).sustained
-        engine.clocks.between = kernels_of(device).sustained_between
+        engine.clocks.limit = clock_limit(device)
         engine.interference.persistent = kernels_of(device).persistent
         self.assumptions = Assumptions(unknown)
         self.interrupted = ""

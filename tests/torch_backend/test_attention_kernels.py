@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -122,3 +123,131 @@ def test_cudnns_kernel_takes_a_mask() -> None:
         ctx.multiprocessing.spawn(body, nprocs=1)
     for mine, other in zip(found, wanted, strict=True):
         torch.testing.assert_close(mine, other, rtol=3e-2, atol=3e-2)
+
+
+FLASH, CUDNN, EFFICIENT = (
+    SDPBackend.FLASH_ATTENTION,
+    SDPBackend.CUDNN_ATTENTION,
+    SDPBackend.EFFICIENT_ATTENTION,
+)
+
+
+def kernels_of(system: str, call: Callable[[], Any], *, data: bool = False) -> list[str]:
+    """Names of the attention kernels that a call launches on one GPU of a system, without what they have in common."""
+    with kernbench.simulate(system, enable_data=data) as ctx:
+        ctx.multiprocessing.spawn(lambda rank: call(), nprocs=1)
+        names = [op.name for op in ctx.engine.op_log.operations if op.kind == "attention"]
+    return [name.removeprefix("_scaled_dot_product_").split("_attention")[0] for name in names]
+
+
+def attend(width: int = 64, dtype: torch.dtype = torch.bfloat16, groups: int = 4, keys: int = 32, **how: Any) -> Any:
+    query = torch.randn(2, 4, 32, width, device="cuda", dtype=dtype)
+    key, value = (torch.randn(2, groups, keys, width, device="cuda", dtype=dtype) for _ in range(2))
+    return F.scaled_dot_product_attention(query, key, value, **how)
+
+
+@pytest.mark.parametrize(("system", "kernel"), [("dgx_h100", "cudnn"), ("dgx_b200", "cudnn"), ("dgx_a100", "flash")])
+def test_the_first_choice_is_cudnn_on_hopper_and_blackwell(system: str, kernel: str) -> None:
+    assert kernels_of(system, attend) == [kernel]
+    assert kernels_of(system, lambda: attend(is_causal=True)) == [kernel]
+    assert kernels_of(system, lambda: attend(groups=2, enable_gqa=True)) == [kernel]
+
+
+def test_what_cudnn_has_no_kernel_for_is_the_next_one_s() -> None:
+    for how in ({"dtype": torch.float32}, {"width": 160}, {"width": 60}, {"keys": 1}):
+        assert kernels_of("dgx_h100", lambda how=how: attend(**how)) == ["flash"], how
+
+
+def test_programs_switch_it_off_and_order_kernels() -> None:
+    def within(*kernels: SDPBackend, ordered: bool = False) -> Callable[[], None]:
+        def call() -> None:
+            with sdpa_kernel(list(kernels), set_priority=ordered):
+                attend()
+
+        return call
+
+    def switched_off() -> None:
+        torch.backends.cuda.enable_cudnn_sdp(False)
+        attend()
+
+    def exact() -> None:
+        torch.use_deterministic_algorithms(True)
+        try:
+            attend()
+        finally:
+            torch.use_deterministic_algorithms(False)
+
+    assert kernels_of("dgx_h100", within(FLASH)) == ["flash"]
+    assert kernels_of("dgx_h100", within(EFFICIENT)) == ["efficient"]
+    assert kernels_of("dgx_h100", within(FLASH, CUDNN)) == ["cudnn"]
+    assert kernels_of("dgx_h100", within(FLASH, CUDNN, ordered=True)) == ["flash"]
+    assert kernels_of("dgx_a100", within(FLASH, CUDNN)) == ["flash"]
+    assert kernels_of("dgx_a100", within(CUDNN, FLASH, ordered=True)) == ["cudnn"]
+    assert kernels_of("dgx_a100", within(CUDNN, SDPBackend.MATH)) == []  # in steps, which comes before it there
+    assert kernels_of("dgx_h100", switched_off) == ["flash"]
+    assert kernels_of("dgx_h100", exact) == ["flash"]
+    assert kernels_of("dgx_h100", attend) == ["cudnn"]  # and nothing is left of it
+
+
+def test_the_environment_switches_the_preference_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_CUDNN_SDPA_DEPRIORITIZED", "1")
+    assert kernels_of("dgx_h100", attend) == ["flash"]
+
+
+def test_autocast_s_format_counts() -> None:
+    def call() -> None:
+        with torch.autocast("cuda", torch.bfloat16):
+            assert attend(dtype=torch.float32).dtype is torch.bfloat16
+
+    assert kernels_of("dgx_h100", call) == ["cudnn"]
+
+
+def test_compiled_code_has_the_same_kernel() -> None:
+    def call() -> None:
+        given = [torch.randn(1, 2, 32, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+        torch.compile(lambda *parts: F.scaled_dot_product_attention(*parts, is_causal=True))(*given).sum().backward()
+
+    assert kernels_of("dgx_h100", call) == ["cudnn", "cudnn"]
+    assert kernels_of("dgx_a100", call) == ["flash", "flash"]
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_its_values_are_those_of_a_computation_in_steps(masked: bool) -> None:
+    found: dict[str, list[torch.Tensor]] = {}
+
+    def body(rank: int) -> None:
+        for name, kernel in (("math", SDPBackend.MATH), ("cudnn", CUDNN)):
+            torch.manual_seed(1)
+            query = torch.randn(2, 4, 24, 16, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+            key, value = (
+                torch.randn(2, 2, 32, 16, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(2)
+            )
+            mask = torch.rand(24, 32, device="cuda") > 0.3 if masked else None
+            with sdpa_kernel(kernel):
+                result = F.scaled_dot_product_attention(
+                    query, key, value, attn_mask=mask, is_causal=not masked, enable_gqa=True
+                )
+            gradients = torch.autograd.grad(result.float().square().sum(), (query, key, value))
+            found[name] = [each.detach().cpu() for each in (result, *gradients)]
+
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(body, nprocs=1)
+    torch.testing.assert_close(found["cudnn"], found["math"], atol=0.1, rtol=0.05)
+
+
+def test_it_keeps_a_logsumexp_for_each_query_where_a_gradient_is_wanted() -> None:
+    kept: dict[bool, int] = {}
+
+    def body(rank: int) -> None:
+        for wanted in (False, True):
+            parts = [torch.randn(2, 4, 256, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3)]
+            parts[0].requires_grad_(wanted)
+            before = torch.cuda.memory_allocated()
+            result = F.scaled_dot_product_attention(*parts)
+            kept[wanted] = torch.cuda.memory_allocated() - before - 2 * result.numel()
+            del result
+
+    with kernbench.simulate("dgx_h100", enable_data=False) as ctx:
+        ctx.multiprocessing.spawn(body, nprocs=1)
+    assert kept[False] == 0
+    assert kept[True] == 4 * 2 * 4 * 256 + 2 * 512  # and what dropout would be drawn from: two numbers

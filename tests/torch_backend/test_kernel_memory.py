@@ -97,7 +97,8 @@ def test_tokens_before_heads_are_not_copied() -> None:
             torch.randn(2, 1024, 16, 64, device="cuda", dtype=BF16, requires_grad=True).transpose(1, 2)
             for _ in range(3)
         )
-        o = F.scaled_dot_product_attention(q, k, v)
+        with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION):
+            o = F.scaled_dot_product_attention(q, k, v)
         g = torch.randn_like(o)
         return lambda: torch.autograd.grad(o, (q, k, v), g, retain_graph=True)
 

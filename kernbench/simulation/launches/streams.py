@@ -83,7 +83,7 @@ class Streams:
             op = Operation(name, "kernel", host.rank, sip, host.stream, begin, None)
         else:
             op = Operation(name, cost.kind, host.rank, sip, host.stream, begin, cost.seconds, cost.spread)
-            op.nbytes = cost.nbytes
+            op.nbytes, op.draw = cost.nbytes, cost.draw
         op.host = spent
         for listener in self._stages.priced:
             listener(host, op)
@@ -104,7 +104,7 @@ class Streams:
     def _again(self, host: Host, name: str, cost: Cost, sip: int) -> Callable[[], None]:
         """Puts an operation of a graph on ``host``'s stream at each replay: as a row of the log, where nothing listens."""
         found, engine, latency = cost.in_graph(self._device), self._engine, self._costs.latency
-        title, seconds = Title(name, found.kind, found.nbytes, found.spread), found.seconds
+        title, seconds = Title(name, found.kind, found.nbytes, found.spread, found.draw), found.seconds
 
         def step() -> None:
             stream = host.stream

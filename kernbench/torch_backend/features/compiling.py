@@ -17,6 +17,7 @@ from typing import Any
 from kernbench.sim_engine import Condition
 from kernbench.torch_backend.gpu.device.devices import current_device
 from kernbench.torch_backend.gpu.device.rank_device import RankDevice
+from kernbench.torch_backend.gpu.kernels import fused_attention
 from kernbench.torch_backend.hollow.assumed_numbers import as_plain_numbers
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
@@ -64,6 +65,7 @@ RELIES_ON = (
     ),
     Reliance("torch._dynamo.convert_frame.input_codes", "what was compiled is in it", has=("seen",)),
     Reliance("torch._dynamo.reset", "what was compiled is forgotten"),
+    Reliance("torch._dynamo.allow_in_graph", "a function that it takes into its graph as it is, for AOTAutograd to trace"),
 )  # fmt: skip
 
 
@@ -75,6 +77,7 @@ def install(patches: Patches, module: Any) -> None:
         if part.name not in _TRACED and name not in _told:
             rules.add(name)
             _told.add(name)
+    module.allow_in_graph(fused_attention.in_graphs)
     config: Any = sys.modules["torch._dynamo.config"]
     for name in _LIMITS:
         entry = config._config[name]

@@ -158,6 +158,7 @@ class TorchOperator:
         row: of the table of costs, if it says that kernels need memory besides operands and results; None otherwise.
         flag: the argument that changes what it costs, and the value that does; None if it has none.
         copies: it copies one tensor.
+        convolves: it is a convolution, or a gradient of one.
         rounds: says whether a product of fp32 may be computed in TF32, as the program has set it; None for other operators.
         beside: what its cost depends on beside shapes and numbers, from its arguments; None: nothing.
         draws: it draws random numbers.
@@ -198,7 +199,7 @@ class TorchOperator:
         self.copies = self.title.partition(".")[0] in semantics.COPIES
         self.rounds: Callable[[], bool] | None = None
         self.beside: Callable[[Any], list[Any]] | None = _strides if self.copies else None
-        self.multiplies = self.allocates = self.host_reads = False
+        self.multiplies = self.allocates = self.host_reads = self.convolves = False
         self.row: Operator | None = None
         self.check: Check | None = None
         self.flag: tuple[Argument, bool] | None = None
@@ -250,7 +251,11 @@ class TorchOperator:
             self.flag = flags[-1] if flags else None
         if row is not None and row.model is Model.PRODUCT:
             self.rounds = rounds = _convolutions_round if semantics.CONVOLVES in self.name else _products_round
-            self.beside = lambda args: [rounds()] if any(_is_wide(each) for each in args) else []
+            self.convolves = row.convolves
+            if row.convolves:
+                self.beside = lambda args: [rounds(), channels_last(args)]
+            else:
+                self.beside = lambda args: [rounds()] if any(_is_wide(each) for each in args) else []
         self.writes = tuple([place for place, _ in written])
         self.unreturned = tuple([
             place for place, each in written if not returned.intersection(each.alias_info.before_set)
@@ -354,6 +359,12 @@ class TorchOperator:
 def _is_wide(value: Any) -> bool:
     """Whether it is a tensor of fp32."""
     return isinstance(value, torch.Tensor) and value.dtype is torch.float32
+
+
+def channels_last(args: Any) -> bool:
+    """Whether an operand of a convolution has the channels of a pixel beside each other: torch then lays out all so."""
+    tensors = [each for each in args if isinstance(each, torch.Tensor) and each.dim() > 2]
+    return any(each.stride(1) == 1 and each.size(1) > 1 and each.stride(-1) != 1 for each in tensors)
 
 
 def _strides(args: Any) -> list[Any]:

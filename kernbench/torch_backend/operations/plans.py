@@ -239,7 +239,7 @@ class Plans:
                 plan.fresh = _storage(results[0]).nbytes()
             elif results:
                 plan.place = _place_all
-        plan.title = Title(operator.title, cost.kind, cost.nbytes, cost.spread)
+        plan.title = Title(operator.title, cost.kind, cost.nbytes, cost.spread, cost.draw)
         plan.seconds, plan.host = cost.seconds, self._launch + cost.host
         plan.format, plan.flops = self._flops.of(cost)
         plan.library, plan.scratch = call.library, call.scratch

@@ -23,6 +23,7 @@ from torch.autograd import forward_ad
 from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kernbench.cost.op_estimates import CHANNELS_LAST
 from kernbench.cost.work import Cost
 from kernbench.simulation.memory.storages import NOTE, DeviceMemory
 from kernbench.simulation.memory.tensor_queries import listed_tensors, plain_of, tells_of_looks
@@ -54,6 +55,7 @@ from kernbench.torch_backend.operations.operators import (
     TRANSFER,
     VIEW,
     TorchOperator,
+    channels_last,
     operators,
 )
 from kernbench.torch_backend.operations.plans import NO_PLANS, NOT_PLANNED, Plan, Plans, signature
@@ -478,7 +480,11 @@ class Recorder(TorchDispatchMode):
         self, operator: TorchOperator, inputs: list[torch.Tensor], outputs: list[torch.Tensor], flag: bool
     ) -> Cost:
         """What it takes. Raises RuntimeError if a tensor has no shape."""
-        layout = _layout(inputs[-1], outputs[0]) if operator.copies and len(outputs) == 1 else ""
+        layout = ""
+        if operator.convolves:
+            layout = CHANNELS_LAST if channels_last(inputs) else "channels first"
+        elif operator.copies and len(outputs) == 1:
+            layout = _layout(inputs[-1], outputs[0])
         return self._costs.of_tensors(operator.name, inputs, outputs, flag, layout)
 
 

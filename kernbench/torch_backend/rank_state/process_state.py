@@ -19,6 +19,8 @@ import torch
 import torch.distributed as dist
 
 from kernbench.simulation.simulation import Simulation
+from kernbench.torch_backend.gpu.kernels.attention_choice import first_order
+from kernbench.torch_backend.gpu.tools.inventory import capability_of
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.rank_state import child_environment, loggers, mocks
 from kernbench.torch_backend.rank_state.lazy_generators import LazyGenerators
@@ -37,8 +39,12 @@ FLAGS: tuple[tuple[Getter, Setter], ...] = (
     (_C._get_math_sdp_enabled, _SDPA.enable_math_sdp),
     (_C._get_mem_efficient_sdp_enabled, _SDPA.enable_mem_efficient_sdp),
     (_C._get_cudnn_sdp_enabled, _SDPA.enable_cudnn_sdp),
+    (_C._get_sdp_priority_order, _C._set_sdp_priority_order),
 )
 """Settings of the process that a rank may change, by how they are read and written."""
+
+_ATTENTION = len(FLAGS) - 1
+"""Which of them is the order of attention's kernels."""
 
 _READERS = tuple(read for read, _ in FLAGS)
 _WRITERS = tuple(write for _, write in FLAGS)
@@ -52,6 +58,7 @@ RELIES_ON = (
     Reliance("torch.default_generator", "torch draws from it", has=("get_state", "set_state", "manual_seed")),
     Reliance("torch._C", "torch.backends.cuda asks these which attention is enabled", has=(
         "_get_flash_sdp_enabled", "_get_math_sdp_enabled", "_get_mem_efficient_sdp_enabled", "_get_cudnn_sdp_enabled",
+        "_get_sdp_priority_order", "_set_sdp_priority_order",
     )),
     Reliance("torch.distributed", "the debug level is read and changed by these", has=(
         "get_debug_level", "set_debug_level", "set_debug_level_from_env",
@@ -275,6 +282,9 @@ class ProcessState:
         path = {"PATH": self.search_path(os.environ.get("PATH", os.defpath))}
         fresh.environ = {**main.environ, **self._encoded({**path, **self.variables(rank)})}
         fresh.given = fresh.environ.copy()
+        capability = capability_of(self._simulation.topology.device.target.arch)
+        order = first_order(capability, os.environ | self.variables(rank), main.flags[_ATTENTION])
+        fresh.flags = (*main.flags[:_ATTENTION], order, *main.flags[_ATTENTION + 1 :])
         fresh.main = self.main_modules.get(rank, main.main)
         fresh.argv, fresh.path, fresh.folder = [*main.argv], [*main.path], None
         fresh.excepthook, fresh.finders = main.excepthook, _RankFinders(main.finders)

@@ -3,8 +3,8 @@
 With dropout, a mask that wants a gradient, or values of another width than keys, ``F.scaled_dot_product_attention`` of CPU
 tensors falls back to products and a softmax: memory of the square of the length, which a GPU's flash or memory-efficient
 kernels do not take. On a simulated GPU it is the memory-efficient kernel's operator, with and without data; so is the
-attention of a program that has switched flash off (``sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION)``). Where cuDNN is all that is
-left (``SDPBackend.CUDNN_ATTENTION``), it is cuDNN's operator, with grouped queries too (ADR 0217). What a GPU computes in
+attention of a program that has switched flash off (``sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION)``). Where torch would take
+cuDNN's, it is cuDNN's operator, with grouped queries too (ADR 0217, ADR 0246, :mod:`.attention_choice`). What a GPU computes in
 steps too (three dimensions, grouped queries together with one of these, ``SDPBackend.MATH``) is left to torch.
 """
 
@@ -19,12 +19,14 @@ import torch
 import torch.nn.functional as F
 
 from kernbench.torch_backend.gpu.kernels.attention_backends import AskedAttention, refuse
+from kernbench.torch_backend.gpu.kernels.attention_choice import CUDNN as _CUDNN
+from kernbench.torch_backend.gpu.kernels.attention_choice import bias_of, by_cudnn, takes_cudnn
 from kernbench.torch_backend.gpu.tensors.placement import PLAIN, block_of
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
 _OPERATOR = "_scaled_dot_product_efficient_attention"
-_CUDNN = "_scaled_dot_product_cudnn_attention"
+_FLASH = "_scaled_dot_product_flash_attention_for_cpu"
 
 RELIES_ON = (
     Reliance("torch.nn.functional.scaled_dot_product_attention", "programs and torch's layers attend by it"),
@@ -39,14 +41,14 @@ RELIES_ON = (
         == ["out", "logsumexp", "philox_seed", "philox_offset", "dropout_p", "grad_input_mask", "is_causal"],
     ),
     Reliance(
-        f"torch.ops.aten.{_CUDNN}", "autograd and meta kernels know it; it gives the output and the logsumexp first",
-        holds=lambda op: [each.name for each in op.default._schema.arguments][3:7]
-        == ["attn_bias", "compute_log_sumexp", "dropout_p", "is_causal"],
+        f"torch.ops.aten.{_FLASH}", "it computes for a CPU what cuDNN's kernel does for a GPU",
+        holds=lambda op: [each.name for each in op.default._schema.arguments][3:]
+        == ["dropout_p", "is_causal", "attn_mask", "scale"],
     ),
     Reliance(
-        f"torch.ops.aten.{_CUDNN}_backward", "its gradient",
-        holds=lambda op: [each.name for each in op.default._schema.arguments][4:9]
-        == ["out", "logsumexp", "philox_seed", "philox_offset", "attn_bias"],
+        f"torch.ops.aten.{_FLASH}_backward", "its gradient",
+        holds=lambda op: [each.name for each in op.default._schema.arguments][4:]
+        == ["out", "logsumexp", "dropout_p", "is_causal", "attn_mask", "scale"],
     ),
 )  # fmt: skip
 
@@ -82,11 +84,8 @@ def install(patches: Patches) -> None:
             refuse(AskedAttention(query, key, value, attn_mask, enable_gqa))
         if _is_jagged(query, key, value) and attn_mask is None:
             return _of_sequences(attention, (query, key, value), dropout_p, is_causal, scale, enable_gqa)
-        if _is_cudnn(query, key, value, attn_mask, dropout_p):
-            added = None if attn_mask is None else _bias(attn_mask, query, key)
-            return getattr(torch.ops.aten, _CUDNN).default(
-                query, key, value, added, torch.is_grad_enabled(), 0.0, is_causal, scale=scale
-            )[0]
+        if block_of(query) is not None and takes_cudnn(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa):
+            return by_cudnn(query, key, value, attn_mask, is_causal, scale)
         in_steps = (
             dropout_p > 0
             or not torch.backends.cuda.flash_sdp_enabled()
@@ -98,23 +97,30 @@ def install(patches: Patches) -> None:
         parts = (query, key, value)
         if torch.is_autocast_enabled("cpu"):
             parts = tuple(each.to(torch.get_autocast_dtype("cpu")) for each in parts)
-        bias = None if attn_mask is None else _bias(attn_mask, parts[0], key)
+        bias = bias_of(attn_mask, parts[0], key)
         keep = torch.is_grad_enabled() and any(each.requires_grad for each in (*parts, bias) if each is not None)
         operator = getattr(torch.ops.aten, _OPERATOR).default
         return operator(*parts, bias, keep, dropout_p, is_causal, scale=scale)[0]
 
-    vars(attention)[_TRACED] = stock
+    vars(attention)[_TRACED] = in_graphs
     patches.set(F, "scaled_dot_product_attention", attention)
-
-
-def _bias(mask: Any, query: Any, key: Any) -> Any:
-    """What a mask adds to the scores."""
-    bias = torch.where(mask, 0.0, -math.inf) if mask.dtype is torch.bool else mask
-    return bias.to(query.dtype).expand(*query.shape[:3], key.shape[2])
 
 
 def _is_plain_on_a_gpu(*operands: Any) -> bool:
     return all(type(each) in PLAIN and block_of(each) is not None for each in operands) and compares()
+
+
+_stock = F.scaled_dot_product_attention
+
+
+def in_graphs(
+    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
+    scale: float | None = None, enable_gqa: bool = False,
+) -> Any:  # fmt: skip
+    """What is in Dynamo's graphs: torch's own function, or cuDNN's operator."""
+    if takes_cudnn(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa):
+        return by_cudnn(query, key, value, attn_mask, is_causal, scale)
+    return _stock(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
 def _refuse_apart(*operands: Any) -> None:
@@ -162,22 +168,7 @@ def go_around(attention: Callable[..., Any] | None) -> None:
     found = vars(F.scaled_dot_product_attention)
     found.pop(_TRACED, None)
     if attention is None and "__wrapped__" in found:
-        found[_TRACED] = found["__wrapped__"]
-
-
-def _is_cudnn(query: Any, key: Any, value: Any, mask: Any, dropout_p: float) -> bool:
-    """Whether cuDNN is the one fused kernel that the program allows, and takes these."""
-    return (
-        torch.backends.cuda.cudnn_sdp_enabled()
-        and not torch.backends.cuda.flash_sdp_enabled()
-        and not torch.backends.cuda.mem_efficient_sdp_enabled()
-        and (mask is None or not mask.requires_grad)
-        and not dropout_p
-        and query.dim() == 4
-        and query.shape[1] % key.shape[1] == 0
-        and query.dtype in (torch.float16, torch.bfloat16)
-        and block_of(query) is not None
-    )
+        found[_TRACED] = in_graphs
 
 
 def _has_a_kernel(query: Any, key: Any, value: Any, mask: Any, causal: bool) -> bool:
@@ -247,14 +238,19 @@ def cudnn_forward(
     return_debug_mask: bool = False, *, scale: float | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """cuDNN's operator on CPU tensors ``[batch, heads, tokens, width]``; keys and values may have fewer heads."""
-    repeats = query.shape[1] // key.shape[1]
-    scores = _scores(query, key.repeat_interleave(repeats, 1), bias, is_causal, scale)
-    shares = scores.softmax(-1)
+    keys, values = _repeated(query, key, value)
     out = torch.empty_like(query.transpose(1, 2)[..., : value.shape[-1]]).transpose(1, 2)
-    out.copy_(shares @ value.float().repeat_interleave(repeats, 1))
-    none = torch.zeros((), dtype=torch.int64)
-    kept = scores.logsumexp(-1, keepdim=True)
-    return out, kept, none, none.clone(), query.shape[2], key.shape[2], none.clone(), none.clone(), none.clone()
+    if value.shape[-1] == query.shape[-1]:
+        flash = getattr(torch.ops.aten, _FLASH).default
+        found, kept = flash(query, keys, values, 0.0, is_causal, attn_mask=bias, scale=scale)
+    else:
+        scores = _scores(query, keys, bias, is_causal, scale)
+        found, kept = scores.softmax(-1) @ values.float(), scores.logsumexp(-1)
+    out.copy_(found)
+    kept = kept.contiguous().unsqueeze(-1) if keep else kept.new_empty(0)
+    seed, none = torch.zeros((), dtype=torch.int64), torch.zeros(0, dtype=torch.int64)
+    tokens = query.shape[2], key.shape[2]
+    return out, kept, none, none.clone(), *tokens, seed, seed.clone(), none.clone()
 
 
 def cudnn_backward(
@@ -262,17 +258,28 @@ def cudnn_backward(
     firsts_k: Any, most_q: Any, most_k: Any, dropout_p: float, is_causal: bool, *, scale: float | None = None,
 ) -> tuple[Any, Any, Any]:  # fmt: skip
     """Its gradient: of query, key and value."""
+    keys, values = _repeated(query, key, value)
+    kept, bias = logsumexp.squeeze(-1), None if bias is None or not bias.numel() else bias
+    if value.shape[-1] == query.shape[-1]:
+        flash = getattr(torch.ops.aten, f"{_FLASH}_backward").default
+        made = flash(grad, query, keys, values, out, kept, 0.0, is_causal, attn_mask=bias, scale=scale)
+    else:
+        wanted = (True, True, True, False)
+        made = backward(grad, query, keys, values, bias, out, kept, seed, offset, 0.0, wanted, is_causal, scale=scale)[
+            :3
+        ]
     repeats = query.shape[1] // key.shape[1]
-    keys, values = (each.repeat_interleave(repeats, 1) for each in (key, value))
-    wanted, kept = (True, True, True, False), logsumexp.squeeze(-1)
-    of_query, of_key, of_value, _ = backward(
-        grad, query, keys, values, bias, out, kept, seed, offset, 0.0, wanted, is_causal, scale=scale
-    )
-    grouped = (each.float().unflatten(1, (-1, repeats)).sum(2) for each in (of_key, of_value))
+    grouped = (each.float().unflatten(1, (-1, repeats)).sum(2) if repeats > 1 else each for each in made[1:])
     found = tuple(torch.empty_like(each) for each in (query, key, value))
-    for to, made in zip(found, (of_query, *grouped), strict=True):
-        to.copy_(made)
+    for to, one in zip(found, (made[0], *grouped), strict=True):
+        to.copy_(one)
     return found  # type: ignore[return-value]
+
+
+def _repeated(query: Any, *shared: Any) -> list[Any]:
+    """Keys and values with a head for each of the queries'."""
+    repeats = query.shape[1] // shared[0].shape[1]
+    return [each.repeat_interleave(repeats, 1) if repeats > 1 else each for each in shared]
 
 
 KERNELS: dict[str, Callable[..., Any]] = {
