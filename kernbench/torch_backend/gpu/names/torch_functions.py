@@ -37,8 +37,8 @@ _NEST = ("nested_tensor", "as_nested_tensor")
 
 
 RELIES_ON = (
-    Reliance("torch.from_dlpack", "programs call it by two names", looked_up_by=("torch.utils.dlpack",),
-             parameters=("ext_tensor", "device", "copy")),
+    Reliance("torch.from_dlpack", "programs call it by two names", parameters=("ext_tensor", "device", "copy"),
+             holds=lambda function: function is torch.utils.dlpack.from_dlpack),
     Reliance("torch", "programs make tensors with these on a simulated GPU", has=(*_HAVE_NO_KERNEL, *_TAKE_AN_INDEX)),
     Reliance("torch.Tensor", "and with these methods", has=_METHODS_THAT_TAKE_AN_INDEX),
     Reliance("torch._C._nn._parse_to", "`Module.to(3)` means a GPU", looked_up_by=("torch.nn.Module.to",)),
