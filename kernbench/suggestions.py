@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 _LONGEST_WORD = 100
 
@@ -21,7 +21,7 @@ def nearest(word: str, known: Iterable[str]) -> str | None:
     return by_fold[matches[0]] if matches else None
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """For a message, behind the word: `` (did you mean NAME?)``; empty if none is near."""
+def did_you_mean(word: str, known: Iterable[str], written: Callable[[str], str] = str) -> str:
+    """For a message, behind the word: `` (did you mean NAME?)``, ``NAME`` as it is ``written`` there; empty if none is near."""
     close = nearest(word, known)
-    return f" (did you mean {close}?)" if close else ""
+    return f" (did you mean {written(close)}?)" if close else ""

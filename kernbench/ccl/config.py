@@ -81,7 +81,7 @@ class CclConfig(BaseModel):
         wanted = self.algorithm if name is None else name
         if wanted not in self.algorithms:
             raise ConfigError(
-                f"{shown_path(self.path)}: no algorithm {describe(wanted)}{did_you_mean(wanted, self.algorithms)}; "
+                f"{shown_path(self.path)}: no algorithm {describe(wanted)}{did_you_mean(wanted, self.algorithms, describe)}; "
                 f"`algorithms` has {', '.join(sorted(self.algorithms))}"
             )
         return self.algorithms[wanted]
@@ -174,7 +174,7 @@ def _merged(layers: tuple[_Layer, ...]) -> CclConfig:
             places["collectives", collective] = place = layer.at("collectives", collective)
             if collective not in COLLECTIVES:
                 problems.append(
-                    f"{place}: unknown collective{did_you_mean(collective, COLLECTIVES)}; "
+                    f"{place}: unknown collective{did_you_mean(collective, COLLECTIVES, describe)}; "
                     f"expected one of {', '.join(COLLECTIVES)}"
                 )
             used[collective] = _text(name)
@@ -203,7 +203,8 @@ def _merged(layers: tuple[_Layer, ...]) -> CclConfig:
         if name not in entries:
             loc = ("defaults", "algorithm") if collective == "all_reduce" else ("collectives", collective)
             problems.append(
-                f"{places.get(loc, source)}: no entry {describe(name)} under `algorithms`{did_you_mean(name, entries)}"
+                f"{places.get(loc, source)}: no entry {describe(name)} under `algorithms`"
+                f"{did_you_mean(name, entries, describe)}"
             )
     if fidelity not in get_args(Fidelity):
         expected = ", ".join(get_args(Fidelity))
@@ -223,7 +224,7 @@ def _problem(error: Any, name: str, places: Mapping[tuple[str, ...], str]) -> st
         return f"{places['algorithms', name]}.{key}: {error['msg']}"
     place = places.get(("algorithms", name, key)) or places["defaults", key]
     if error["type"] == "extra_forbidden":
-        return f"{place}: unknown key{did_you_mean(key, KEYS)}; expected one of {', '.join(KEYS)}"
+        return f"{place}: unknown key{did_you_mean(key, KEYS, describe)}; expected one of {', '.join(KEYS)}"
     return f"{place}: {error['msg']}, found {describe(error['input'])}"
 
 

@@ -291,7 +291,8 @@ class PostingGroup(STOCK):
         self._count_memory(summands, outputs)
         if not self._seen:
             self._look_at_device(op, opts, summands, outputs)
-        if host.uses_gpu and self.backend_name == "nccl" and host.phase % PHASES != BACKWARD:
+        given_by_program = self._device.collective_memory is None  # and not results of a functional collective
+        if given_by_program and host.uses_gpu and self.backend_name == "nccl" and host.phase % PHASES != BACKWARD:
             _require_gpu(op, held)
         graph = host.capture
         if graph is not None:
