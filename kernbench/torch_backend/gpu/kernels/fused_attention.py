@@ -84,7 +84,8 @@ def install(patches: Patches) -> None:
             refuse(AskedAttention(query, key, value, attn_mask, enable_gqa))
         if _is_jagged(query, key, value) and attn_mask is None:
             return _of_sequences(attention, (query, key, value), dropout_p, is_causal, scale, enable_gqa)
-        if block_of(query) is not None and takes_cudnn(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa):
+        on_gpu = block_of(query) is not None and compares()  # and not what an operation's values are computed by
+        if on_gpu and takes_cudnn(query, key, value, attn_mask, dropout_p, is_causal, enable_gqa):
             return by_cudnn(query, key, value, attn_mask, is_causal, scale)
         in_steps = (
             dropout_p > 0
