@@ -107,7 +107,7 @@ def _told_of(waiting: _Waiting, gpu: SimpleNamespace) -> dict[str, Any]:
         "get_device_capability": lambda device=None: (properties(device).major, gpu.minor),
         "is_bf16_supported": lambda including_emulation=True: True,
         "can_device_access_peer": lambda device, peer_device: True,
-        "get_arch_list": list,
+        "get_arch_list": lambda: list(software_versions.ARCHITECTURES if torch.version.cuda else ()),
     }
 
 
