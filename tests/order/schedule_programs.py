@@ -61,14 +61,16 @@ def leads(rank: int, printed: list[str], atomic: bool = True) -> None:
 
 
 def gathers(rank: int, printed: list[str], named: bool = True) -> None:
-    """Rank 0 adds what it gets from others, from anybody who is there first unless they are ``named``."""
-    x = torch.full((1,), 0.1 * rank, device="cuda")
+    """Rank 0 adds what it gets from others, from anybody who is there first unless they are ``named``: by gloo, as NCCL has
+    no such receive."""
+    group = None if named else dist.new_group(backend="gloo")
+    x = torch.full((1,), 0.1 * rank, device="cuda" if named else "cpu")
     if rank:
-        dist.send(x, 0)
+        dist.send(x, 0, group)
         return
     total = torch.ones(1, device="cuda")
     for peer in range(1, dist.get_world_size()):
-        dist.recv(x, peer if named else None)
-        total = total * 2 + x
+        dist.recv(x, peer if named else None, group)
+        total = total * 2 + x.cuda()
     dist.broadcast(total, 0, group=dist.new_group([0], use_local_synchronization=True))
     printed.append(str(total.item()))
