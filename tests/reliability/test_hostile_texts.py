@@ -35,6 +35,7 @@ from kernbench.order.choices import strategy_of
 from kernbench.programs.model_shape import ServedModel
 from kernbench.programs.requests import requests_of
 from kernbench.testing.declared import OPTIONS
+from kernbench.testing.declared import settings as settings_of
 from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus
 from kernbench.trace.serving_figures import limits_of
 from kernbench.what_if.templates import Template
@@ -134,9 +135,9 @@ def _as_goodput(_: Path, data: bytes) -> None:
 
 def _as_plugin(_: Path, data: bytes) -> None:
     for option in OPTIONS:
-        if not option.switch:
+        if not option.is_switch:
             with contextlib.suppress(argparse.ArgumentTypeError):
-                option.settings()["type"](_text(data))
+                settings_of(option)["type"](_text(data))
 
 
 def _as_environment(_: Path, data: bytes) -> None:
