@@ -33,7 +33,7 @@ hypothesis.settings.load_profile("kernbench")
 SURROUNDINGS = ("CI", "BUILD_NUMBER", "COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "PY_COLORS", "PYTEST_ADDOPTS")
 
 
-SET_BY_TOOLS = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR")
+SET_BY_TOOLS = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
 """Variables that pytest and torch set when they want to."""
 
 
@@ -52,12 +52,14 @@ def own_surroundings() -> Iterator[None]:
     before = _surroundings()
     yield
     left = _surroundings()
-    assert left == before, "left behind"
+    assert {name: value for name, value in left.items() if before.get(name) != value} == {}, "left behind"
+    assert before.keys() - left.keys() == set(), "taken away"
 
 
 def _surroundings() -> dict[str, Any]:
+    """Variables of the environment, and what else is the process's."""
     variables = {name: value for name, value in os.environ.items() if name not in SET_BY_TOOLS}
-    return {"variables": variables, "arguments": list(sys.argv), "folder": os.getcwd()}
+    return {**variables, "sys.argv": list(sys.argv), "os.getcwd()": os.getcwd()}
 
 
 @pytest.fixture

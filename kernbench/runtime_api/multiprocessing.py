@@ -27,6 +27,7 @@ from kernbench.torch_backend.features.optimizer_steps import OptimizerSteps
 from kernbench.torch_backend.gpu.device.devices import HostDevices
 from kernbench.torch_backend.gpu.device.visible_devices import visible_first
 from kernbench.torch_backend.process_groups import stores
+from kernbench.torch_backend.rank_state import late_calls
 from kernbench.torch_backend.rank_state.greenlets import GreenletEnvironment
 from kernbench.torch_backend.rank_state.interpreter import InterpreterState
 
@@ -178,6 +179,7 @@ class Multiprocessing:
 
     def _start(self, program: SpawnCall, folding: Folding | None) -> None:
         """Make the ranks that run, ready to."""
+        late_calls.expect()  # it stays when all else is put back
         interpreter = InterpreterState()
         ranks = range(program.nprocs) if folding is None else folding.live
         environment = self.open_world(program, folding)

@@ -226,8 +226,8 @@ def find_live(address: int) -> HostAllocation | None:
 def _find_in_generation(address: int, generation: int) -> HostAllocation | None:
     kinds = (torch.Tensor, torch.nn.Parameter)
     for obj in [o for o in gc.get_objects(generation) if type(o) in kinds]:
-        if obj.layout is not torch.strided or obj.untyped_storage().device.type != "cpu":
-            continue  # a tensor on a simulated GPU says that it is there, its storage does not
+        if obj.layout is not torch.strided or obj.is_meta:
+            continue  # it has no memory
         if not registry.knows(obj):
             registry.register(obj)
     return registry.find(address)

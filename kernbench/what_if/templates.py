@@ -45,8 +45,7 @@ class Template:
                 if unknown := sorted(wanted - set(names) - _FUNCTIONS):
                     raise ConfigError(
                         f"{what} {shortened(text, 200)!r}: there is no setting {shortened(unknown[0])!r}"
-                        f"{did_you_mean(unknown[0], names)}; there are "
-                        f"{', '.join(names)}. A brace that is no setting's is written twice: {{{{"
+                        f"; there are {', '.join(names)}{did_you_mean(unknown[0], names)}. A brace that is no setting's is written twice: {{{{"
                     )
                 self.used |= wanted
                 self._parts.append(expression(inside, names, what))

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.backends import cuda
 from torch.nn.attention import SDPBackend
 
 from kernbench.torch_backend.relies_on import Reliance
@@ -77,11 +78,11 @@ def takes_cudnn(
 def allowed_before() -> tuple[int, ...] | None:
     """The kernels that are switched on and come before cuDNN's; None where that is switched off, or nothing may differ."""
     switched = {
-        _FLASH: _C._get_flash_sdp_enabled, _EFFICIENT: _C._get_mem_efficient_sdp_enabled, _MATH: _C._get_math_sdp_enabled,
+        _FLASH: cuda.flash_sdp_enabled, _EFFICIENT: cuda.mem_efficient_sdp_enabled, _MATH: cuda.math_sdp_enabled,
     }  # fmt: skip
     exact = torch.are_deterministic_algorithms_enabled() and not torch.is_deterministic_algorithms_warn_only_enabled()
     order = _C._get_sdp_priority_order()
-    if exact or _CUDNN not in order or not _C._get_cudnn_sdp_enabled():
+    if exact or _CUDNN not in order or not cuda.cudnn_sdp_enabled():
         return None
     return tuple(each for each in order[: order.index(_CUDNN)] if each in switched and switched[each]())
 
@@ -115,6 +116,8 @@ def _has_cudnn(query: Any, key: Any, value: Any, mask: Any, dropout_p: float, en
     """Whether cuDNN has a kernel for these: of heads of up to 128, or 192 with values of 128. With dropout it has one for some
     probabilities, which is not modelled: the next kernel is taken."""
     if not query.dim() == key.dim() == value.dim() == 4 or dropout_p:
+        return False
+    if not _multiplied(query) == _multiplied(key) == _multiplied(value):
         return False
     if mask is not None and mask.requires_grad:
         return False
