@@ -27,7 +27,7 @@ from kernbench.torch_backend.features.optimizer_steps import OptimizerSteps
 from kernbench.torch_backend.gpu.device.devices import HostDevices
 from kernbench.torch_backend.gpu.device.visible_devices import visible_first
 from kernbench.torch_backend.process_groups import stores
-from kernbench.torch_backend.rank_state import late_calls
+from kernbench.torch_backend.rank_state import late_calls, thread_waits
 from kernbench.torch_backend.rank_state.greenlets import GreenletEnvironment
 from kernbench.torch_backend.rank_state.interpreter import InterpreterState
 
@@ -183,6 +183,7 @@ class Multiprocessing:
         interpreter = InterpreterState()
         ranks = range(program.nprocs) if folding is None else folding.live
         environment = self.open_world(program, folding)
+        thread_waits.start_with_these()
         bodies: list[Callable[[], Any]] = [functools.partial(program.fn, rank, *program.args) for rank in ranks]
         before_run = None
         self._simulation.world.closers.insert(0, interpreter.put_back)

@@ -44,8 +44,9 @@ class Template:
             elif wanted := _names_in(inside):
                 if unknown := sorted(wanted - set(names) - _FUNCTIONS):
                     raise ConfigError(
-                        f"{what} {shortened(text, 200)!r}: there is no setting {shortened(unknown[0])!r}"
-                        f"; there are {', '.join(names)}{did_you_mean(unknown[0], names)}. A brace that is no setting's is written twice: {{{{"
+                        f"{what} {shortened(text, 200)!r}: there is no setting {shortened(unknown[0])!r}; there are "
+                        f"{', '.join(names)}{did_you_mean(unknown[0], names)}. A brace that is no setting's is written "
+                        "twice: {{"
                     )
                 self.used |= wanted
                 self._parts.append(expression(inside, names, what))

@@ -114,6 +114,18 @@ def test_a_limit_of_a_rank_that_has_one_thread_passes_in_virtual_time(ranks: Ran
     assert ranks(lambda: _took(wait), 2) == [pytest.approx(HOURS, rel=1e-4)] * 2
 
 
+def test_threads_that_were_there_before_the_ranks_are_none_of_theirs(ranks: Ranks) -> None:
+    """A library's pool, a notebook's kernel: they would otherwise make the limit the machine's time."""
+    ended = threading.Event()
+    thread = threading.Thread(target=ended.wait)
+    thread.start()
+    try:
+        assert ranks(lambda: threading.Event().wait(HOURS), 2) == [False, False]
+    finally:
+        ended.set()
+        thread.join()
+
+
 def test_another_rank_notifies_one_that_waits_with_a_limit(ranks: Ranks) -> None:
     """They share an event, as ranks of one process can; who waits lets the other one run."""
     event = threading.Event()

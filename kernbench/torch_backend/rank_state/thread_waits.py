@@ -13,6 +13,7 @@ import multiprocessing.connection
 import queue
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any
@@ -47,6 +48,7 @@ RELIES_ON = (
 
 def install(patches: Patches, threads: RankThreads) -> None:
     """Replace where threads wait."""
+    _older.clear()
     patches.set(threading, "Lock", _makes(_stock_lock, Lock, threads))
     patches.set(threading, "RLock", _makes(_stock_rlock, ReentrantLock, threads))
     patches.set(queue, "SimpleQueue", _makes(_Queue, _PythonQueue))
@@ -92,14 +94,20 @@ def _waits_for_notice(threads: RankThreads) -> Callable[..., bool]:
 
 
 def _is_alone() -> bool:
-    """Whether a rank asks that has one thread, and no threads but those of ranks are there."""
+    """Whether a rank asks that has one thread, and no threads but those of ranks have come since they were started: what
+    was there before (a library's, a notebook's) knows nothing of what they wait for."""
     if not has_own_thread() or is_forked() or acting_crew() is not None:
         return False
-    return all(
-        thread.name.startswith("kernbench-")
-        for thread in threading.enumerate()
-        if thread is not threading.main_thread()
-    )
+    return all(thread.name.startswith("kernbench-") or thread in _older for thread in threading.enumerate())
+
+
+_older: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
+"""The process's threads when ranks were started; none where a program becomes a rank itself, whose own they may be."""
+
+
+def start_with_these() -> None:
+    """Ranks are about to be started in threads of their own: those that are there are not of their program."""
+    _older.update(threading.enumerate())
 
 
 def _wait_alone(condition: Any, seconds: float) -> bool:
