@@ -33,8 +33,11 @@ hypothesis.settings.load_profile("kernbench")
 SURROUNDINGS = ("CI", "BUILD_NUMBER", "COLUMNS", "LINES", "FORCE_COLOR", "NO_COLOR", "PY_COLORS", "PYTEST_ADDOPTS")
 
 
-SET_BY_TOOLS = ("PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")
-"""Variables that pytest and torch set when they want to."""
+SET_BY_TOOLS = (
+    "PYTEST_CURRENT_TEST", "TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR",
+    "TRITON_DEFAULT_FP_FUSION",  # ours, for the rest of the process: kernels of kernbench.tp outside of a simulation
+)  # fmt: skip
+"""Variables that pytest, torch and Triton's driver set when they want to."""
 
 
 @pytest.fixture(scope="session", autouse=True)
