@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import kernbench
@@ -70,6 +70,7 @@ def test_products(seed: int, m: int, n: int, k: int, power: bool, added: bool, t
 
 
 @settings(max_examples=10, deadline=None)
+@example(seed=66, groups=[2], narrow=True)
 @given(seed=st.integers(0, 99), groups=st.lists(st.integers(-1, 2), min_size=1, max_size=8), narrow=st.booleans())
 def test_groups_of_rows(seed: int, groups: list[int], narrow: bool) -> None:
     m, n, k = len(groups), 8, 128
@@ -99,17 +100,22 @@ def test_groups_of_rows(seed: int, groups: list[int], narrow: bool) -> None:
         getattr(deep_gemm, f"m_grouped_{kind}_gemm_nt_masked")(first, b, last, live, m)
         return [d, last]
 
+    def wrong(found: Tensor, rows: Tensor, weight: Tensor) -> float:
+        """Of the sum of the products' magnitudes: the products are rounded, and may cancel."""
+        rows, weight = rows.double(), weight.double().t()
+        return float((found.double() - rows @ weight).norm() / (rows.abs() @ weight.abs()).norm())
+
     d, last = on_gpu(body)
-    bound = 0.06 if narrow else 5e-3
+    bound = 0.04 if narrow else 4e-3
     for at, group in enumerate(groups):
         if group < 0:
             assert not d[at].any()
         else:
-            assert apart(d[at], w[group].double() @ x[at].double()) < 3 * bound
+            assert wrong(d[at, None], x[at, None], w[group]) < bound
     for group, count in enumerate(counts):
         assert bool((last[group, count:] == 7).all())
         if count:
-            assert apart(last[group, :count], x[:count].double() @ w[group].double().t()) < 2 * bound
+            assert wrong(last[group, :count], x[:count], w[group]) < bound
 
 
 def test_exponents_in_whole_numbers() -> None:
