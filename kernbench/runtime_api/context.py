@@ -6,6 +6,7 @@ is shaped like the ``torch`` namespace, so that a program takes it as its ``torc
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -274,8 +275,9 @@ def _require_ranks(topology: Topology, sips: int, told: SimulateOptions) -> None
 
 def _with_options(function: F) -> F:
     """Its docstring says what each option is, before what it raises."""
-    told = "".join(f"        {row.name}: {row.about}\n" for row in options_of(SimulateOptions))
-    function.__doc__ = (function.__doc__ or "").replace("    Raises:\n", f"    Args:\n{told}\n    Raises:\n")
+    told = "".join(f"    {row.name}: {row.about}\n" for row in options_of(SimulateOptions))
+    said = inspect.cleandoc(function.__doc__ or "")  # as Python 3.13 has it
+    function.__doc__ = said.replace("Raises:\n", f"Args:\n{told}\nRaises:\n")
     return function
 
 

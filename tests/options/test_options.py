@@ -31,7 +31,7 @@ def test_the_signature_of_simulate_is_the_record() -> None:
     assert [*parameters] == [each.name for each in fields]
     for each in fields:
         assert (parameters[each.name].default, parameters[each.name].annotation) == (each.default, each.type), each.name
-        assert f"        {each.name}: {each.metadata['kernbench.option'].about}\n" in (kernbench.simulate.__doc__ or "")
+        assert f"    {each.name}: {each.metadata['kernbench.option'].about}\n" in (kernbench.simulate.__doc__ or "")
 
 
 def test_each_default_is_one_of_the_values_that_are_taken() -> None:
