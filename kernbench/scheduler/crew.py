@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from kernbench.scheduler.carrier import current_carrier
+from kernbench.scheduler.carrier import current_carrier, has_own_thread
 
 
 class _SideThread(threading.local):
@@ -163,6 +163,11 @@ def acting_crew() -> Crew | None:
 def is_forked() -> bool:
     """Whether a rank's threads are in the process that has forked this one."""
     return bool(_forked)
+
+
+def is_in_rank() -> bool:
+    """Whether a rank runs here that has a thread, or the process, to itself, and not a process that it has forked."""
+    return has_own_thread() and not is_forked()
 
 
 def _forget() -> None:

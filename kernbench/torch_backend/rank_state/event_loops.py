@@ -18,8 +18,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from kernbench.scheduler.carrier import current_carrier, has_own_thread
-from kernbench.scheduler.crew import acting_crew, current_member, is_forked
+from kernbench.scheduler.carrier import current_carrier
+from kernbench.scheduler.crew import acting_crew, current_member, is_in_rank
 from kernbench.simulation.time.rank_threads import Notice, RankThreads
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
@@ -64,7 +64,7 @@ def _sleeps(stock: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(stock)
     def select(reads: Any, writes: Any, others: Any, timeout: float | None = None, /) -> Any:
-        if reads or writes or others or not timeout or timeout < 0 or not has_own_thread() or is_forked():
+        if reads or writes or others or not timeout or timeout < 0 or not is_in_rank():
             return stock(reads, writes, others, timeout)
         time.sleep(timeout)
         return [], [], []
@@ -77,7 +77,7 @@ def _waits(stock: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(stock)
     def wait(object_list: Any, timeout: float | None = None) -> Any:
-        if not has_own_thread() or is_forked():
+        if not is_in_rank():
             return stock(object_list, timeout)
         with _connections._WaitSelector() as selector:
             for each in object_list:
@@ -91,7 +91,7 @@ def _selects(threads: RankThreads, waiting: Any, stock: Callable[..., Any]) -> C
     @functools.wraps(stock)
     def select(self: Any, timeout: float | None = None) -> Any:
         crew = acting_crew()
-        takes_no_turns = not has_own_thread() or is_forked() or (crew is None and current_member() is not None)
+        takes_no_turns = not is_in_rank() or (crew is None and current_member() is not None)
         if takes_no_turns or (timeout is not None and timeout <= 0):
             return stock(self, timeout)
         if timeout is not None and _watches_itself(self) and (crew is None or not threads.has_free(crew)):

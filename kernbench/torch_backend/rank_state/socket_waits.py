@@ -11,8 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from kernbench.scheduler.carrier import has_own_thread
-from kernbench.scheduler.crew import is_forked, is_outside
+from kernbench.scheduler.crew import is_in_rank, is_outside
 from kernbench.simulation.active_simulation import current_simulation
 from kernbench.torch_backend.patches import Patches
 
@@ -43,7 +42,7 @@ def _given_away(stock: Callable[..., Any], awaits: str, over: Callable[..., bool
     @functools.wraps(stock)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
         simulation = current_simulation()
-        if simulation is None or not has_own_thread() or is_forked() or is_outside() or over(*args, **kwargs):
+        if simulation is None or not is_in_rank() or is_outside() or over(*args, **kwargs):
             return stock(self, *args, **kwargs)
         return simulation.threads.outside(awaits, functools.partial(stock, self, *args, **kwargs))
 

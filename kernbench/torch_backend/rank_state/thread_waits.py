@@ -18,8 +18,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from kernbench.scheduler.carrier import has_own_thread
-from kernbench.scheduler.crew import acting_crew, current_member, is_forked
+from kernbench.scheduler.crew import acting_crew, current_member, is_forked, is_in_rank
 from kernbench.simulation.time.rank_threads import Notice, RankThreads
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
@@ -96,7 +95,7 @@ def _waits_for_notice(threads: RankThreads) -> Callable[..., bool]:
 def _is_alone() -> bool:
     """Whether a rank asks that has one thread, and no threads but those of ranks have come since they were started: what
     was there before (a library's, a notebook's) knows nothing of what they wait for."""
-    if not has_own_thread() or is_forked() or acting_crew() is not None:
+    if not is_in_rank() or acting_crew() is not None:
         return False
     return all(thread.name.startswith("kernbench-") or thread in _older for thread in threading.enumerate())
 
@@ -166,7 +165,7 @@ def _makes(stock: Callable[[], Any], kind: type, *needs: Any) -> type:
 
     class Made:
         def __new__(cls) -> Any:
-            return kind(*needs) if has_own_thread() and not is_forked() else stock()
+            return kind(*needs) if is_in_rank() else stock()
 
     Made.__name__ = Made.__qualname__ = getattr(stock, "__name__", "")
     return Made
