@@ -18,7 +18,6 @@ import torch
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.errors import CallError
 from kernbench.simulation.memory.tensor_queries import plain
-from kernbench.torch_backend.gpu.tensors.placement import block_of
 from kernbench.torch_backend.process_groups import monitored_barrier, nccl_rules
 from kernbench.torch_backend.process_groups.arguments import (
     Tensors,
@@ -47,8 +46,6 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
         """``out``: where the result goes, by default the tensor itself; ``algorithm``: an entry of ``ccl.yaml``."""
         tensor = one_tensor(tensors)
         if tensor.is_sparse:
-            if self.backend_name == "nccl" and block_of(tensor) is not None:
-                raise RuntimeError(nccl_rules.SPARSE)
             return self._sparse_all_reduce(tensor, opts)
         reduction = reduction_of(opts)
         target = tensor if out is None else plain(out)
@@ -74,9 +71,7 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
     def _sparse_all_reduce(self, tensor: torch.Tensor, opts: Any) -> Work:
         """Every member gets the coalesced sum: gather the entries, add them up in rank order."""
         if self._library_for((tensor,)) in ("nccl", "rccl"):
-            raise RuntimeError(
-                "NCCL does not support all_reduce with sparse tensors. Please use dense tensors instead."  # torch's words
-            )
+            raise RuntimeError(nccl_rules.SPARSE)
         if reduction_of(opts) is not ReduceOp.SUM:
             raise CallError("all_reduce of sparse tensors only supports sum")
         mine = tensor.detach().coalesce()
@@ -127,11 +122,10 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
     @dispatched("_allgather_base_", lambda group, got, given, *_: (got, given, group))
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         output, input = plain(output), plain(input)
-        if self._is_nccls(output):
-            nccl_rules.all_gather(output, input, self.size())
+        words = nccl_rules.all_gather(output, input) if self._is_nccls(output) else ""
         if output.numel() != input.numel() * self.size():
             raise CallError(
-                f"all_gather: output has {output.numel()} elements, expected {self.size()} times the input's "
+                f"{words}all_gather: output has {output.numel()} elements, expected {self.size()} times the input's "
                 f"{input.numel()}"
             )
         cells = cells_of(output.view(-1), input.numel()) if input.numel() else [output] * self.size()
@@ -206,11 +200,10 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
     @dispatched("_reduce_scatter_base_", lambda group, got, given, *_: (got, given, group, any_reduction()))
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         output, input = plain(output), plain(input)
-        if self._is_nccls(output):
-            nccl_rules.reduce_scatter(output, input, self.size())
+        words = nccl_rules.reduce_scatter(output, input) if self._is_nccls(output) else ""
         if input.numel() != output.numel() * self.size():
             raise CallError(
-                f"reduce_scatter: input has {input.numel()} elements, expected {self.size()} times the output's "
+                f"{words}reduce_scatter: input has {input.numel()} elements, expected {self.size()} times the output's "
                 f"{output.numel()}"
             )
         cells = cells_of(input.reshape(-1), output.numel()) if output.numel() else [input] * self.size()
@@ -265,9 +258,7 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
         sizes = (
             [] if sizes is None else [operator.index(size) for size in sizes]
         )  # may be numpy's numbers, or a tensor's
-        words = (
-            "" if not self._is_nccls(tensor) else nccl_rules.split_words(len(sizes) != self.size(), bool(sizes)) + ": "
-        )
+        words = nccl_rules.split_words(len(sizes) != self.size(), bool(sizes)) if self._is_nccls(tensor) else ""
         if not sizes:
             if rows % self.size():
                 raise CallError(

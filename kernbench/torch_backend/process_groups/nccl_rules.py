@@ -17,26 +17,18 @@ from kernbench.errors import CallError
 from kernbench.torch_backend.gpu.device.software_versions import NCCL
 
 
-def all_gather(output: torch.Tensor, given: torch.Tensor, size: int) -> None:
-    """Of one tensor for all ranks' parts."""
+def all_gather(output: torch.Tensor, given: torch.Tensor) -> str:
+    """Of one tensor for all ranks' parts. Gives what torch says first if their sizes do not fit."""
     if output.dtype is not given.dtype:
         raise TypeError(f"output tensor must have the same type as input tensor: {output.dtype} and {given.dtype}")
-    if output.numel() != given.numel() * size:
-        raise CallError(
-            "output tensor size must be equal to world_size times input tensor size: all_gather: output has "
-            f"{output.numel()} elements, expected {size} times the input's {given.numel()}"
-        )
+    return "output tensor size must be equal to world_size times input tensor size: "
 
 
-def reduce_scatter(output: torch.Tensor, given: torch.Tensor, size: int) -> None:
-    """Of one tensor with all ranks' parts."""
+def reduce_scatter(output: torch.Tensor, given: torch.Tensor) -> str:
+    """Of one tensor with all ranks' parts. Gives what torch says first if their sizes do not fit."""
     if output.dtype is not given.dtype:
         raise TypeError(f"input tensor must be the same type as the output tensor. {given.dtype} and {output.dtype}")
-    if given.numel() != output.numel() * size:
-        raise CallError(
-            "input tensor must be the same size as output size times world size: reduce_scatter: input has "
-            f"{given.numel()} elements, expected {size} times the output's {output.numel()}"
-        )
+    return "input tensor must be the same size as output size times world size: "
 
 
 def rooted(op: str, what: str, own: torch.Tensor, parts: Sequence[torch.Tensor], size: int) -> None:
@@ -64,13 +56,13 @@ def _written(tensor: torch.Tensor) -> str:
 
 
 def split_words(wrong_count: bool, given: bool) -> str:
-    """What torch says of split sizes that do not fit: there are too many, or their sum is wrong; or of none."""
+    """What torch says first of split sizes that do not fit: there are too many, or their sum is wrong; or of none."""
     if not given:
-        return "Tensor's dim 0 does not divide equally across group size"
+        return "Tensor's dim 0 does not divide equally across group size: "
     return (
-        "Number of tensor splits not equal to group size"
+        "Number of tensor splits not equal to group size: "
         if wrong_count
-        else "Split sizes doesn't match total dim 0 size"
+        else "Split sizes doesn't match total dim 0 size: "
     )
 
 
@@ -96,4 +88,4 @@ def from_any() -> None:
 
 
 SPARSE = "NCCL does not support all_reduce with sparse tensors. Please use dense tensors instead."
-"""Of tensors on GPUs; gloo adds those of the host up."""
+"""torch's words; gloo adds such tensors up."""
