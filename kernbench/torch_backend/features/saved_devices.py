@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from kernbench.simulation.memory.storages import NOTE, Block
 from kernbench.torch_backend.gpu.device.devices import current_device
-from kernbench.torch_backend.gpu.tensors.placement import place_storage
+from kernbench.torch_backend.gpu.tensors.placement import block_of_storage, place_storage
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -45,11 +44,10 @@ def install(patches: Patches) -> None:
 def _tags(stock: Any) -> Any:
     @functools.wraps(stock)
     def location_tag(storage: Any) -> str:
-        stored = getattr(getattr(storage, "_untyped_storage", storage), NOTE, None)
-        mine = current_device()
-        if mine is None or type(stored) is not Block:
+        block, mine = block_of_storage(storage), current_device()
+        if mine is None or block is None:
             return str(stock(storage))
-        return f"cuda:{mine.index_of(stored.memory.sip)}"
+        return f"cuda:{mine.index_of(block.memory.sip)}"
 
     return location_tag
 

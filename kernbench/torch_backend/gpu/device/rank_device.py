@@ -15,7 +15,6 @@ from kernbench.cost.work import Cost, copy_cost, over_links
 from kernbench.sim_engine.operation import Operation
 from kernbench.simulation.launches.remote_traffic import RemoteTraffic
 from kernbench.simulation.memory.storages import DeviceMemory
-from kernbench.simulation.memory.tensor_queries import nbytes_of
 from kernbench.simulation.ranks.accelerator_errors import cuda_error
 from kernbench.simulation.ranks.hosts import Host
 from kernbench.simulation.ranks.locations import user_location
@@ -24,7 +23,7 @@ from kernbench.torch_backend.gpu.device.generators import DeviceGenerators
 from kernbench.torch_backend.gpu.device.gradient_streams import MOST, Changes
 from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus, settings, words
 from kernbench.torch_backend.gpu.tensors.pinning import is_pinned
-from kernbench.torch_backend.gpu.tensors.placement import block_of, components_of, place
+from kernbench.torch_backend.gpu.tensors.placement import block_of, place, stored_bytes
 
 UNPINNED = (
     "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is pinned. Please use "
@@ -270,7 +269,7 @@ class RankDevice:
             self.may_copy(source if memory is not None else outputs[0])
             if waits:
                 self.host.capture.forbid()
-        nbytes = nbytes_of(part for output in outputs for part in components_of(output) or (output,))
+        nbytes = stored_bytes(outputs)
         for output in outputs:
             place(output, memory)
         if memory is None:
@@ -296,7 +295,7 @@ class RankDevice:
 
     def peer_copy(self, outputs: Sequence[torch.Tensor], source: DeviceMemory, target: DeviceMemory) -> None:
         """A copy from one SIP's memory to another's, on the links between them; it is on the rank's stream."""
-        nbytes = nbytes_of(part for output in outputs for part in components_of(output) or (output,))
+        nbytes = stored_bytes(outputs)
         route = self.simulation.topology.route(source.sip, target.sip)
         for output in outputs:
             place(output, target)

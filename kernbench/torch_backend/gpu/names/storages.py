@@ -12,9 +12,8 @@ from typing import Any
 
 import torch
 
-from kernbench.simulation.memory.storages import NOTE, Block
 from kernbench.torch_backend.gpu.device.devices import current_device
-from kernbench.torch_backend.gpu.tensors.placement import place_storage
+from kernbench.torch_backend.gpu.tensors.placement import block_of_storage, place_storage
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -40,9 +39,9 @@ def install(patches: Patches) -> None:
 
 def _device_of(stock: Any) -> Any:
     def device(self: Any) -> torch.device:
-        stored, mine = getattr(self, NOTE, None), current_device()
-        if type(stored) is Block and mine is not None and sys._getframe(1).f_globals.get("__name__") not in _TAKE_BYTES:
-            return torch.device("cuda", mine.index_of(stored.memory.sip))
+        block, mine = block_of_storage(self), current_device()
+        if block is not None and mine is not None and sys._getframe(1).f_globals.get("__name__") not in _TAKE_BYTES:
+            return torch.device("cuda", mine.index_of(block.memory.sip))
         found: torch.device = stock.__get__(self)
         return found
 
@@ -74,9 +73,9 @@ def _shared(stock: Any) -> Any:
 def _copies(stock: Any) -> Any:
     @functools.wraps(stock)
     def copy_(self: Any, source: Any, non_blocking: bool | None = None) -> Any:
-        storages = [self, getattr(source, "_untyped_storage", source)]
-        if current_device() is None or not any(type(getattr(each, NOTE, None)) is Block for each in storages):
+        if current_device() is None or not (block_of_storage(self) or block_of_storage(source)):
             return stock(self, source, non_blocking)
+        storages = (self, getattr(source, "_untyped_storage", source))
         target, bytes_of_source = (torch.empty(0, dtype=torch.uint8, device="cpu").set_(each) for each in storages)
         target.copy_(bytes_of_source, non_blocking=bool(non_blocking))
         return self

@@ -106,13 +106,12 @@ def _places_result(stock: Callable[..., Any]) -> Callable[..., Any]:
         tensor = stock(*args, **kwargs)
         if is_described(type(tensor)):  # a graph is being traced, in which it is copied there
             return tensor.to(device)
-        if isinstance(args[0] if args else None, torch.Tensor) and block_of(tensor) is None:
+        source = args[0] if args and isinstance(args[0], torch.Tensor) else None
+        if source is not None and block_of(tensor) is None:
             tensor = tensor.clone()
         mine = bound_devices()
-        if stock.__name__ in _COPY and not (
-            args and isinstance(args[0], torch.Tensor) and block_of(args[0]) is not None
-        ):
-            mine.mine().may_copy(args[0] if args and isinstance(args[0], torch.Tensor) else None)
+        if stock.__name__ in _COPY and (source is None or block_of(source) is None):
+            mine.mine().may_copy(source)
         for part in components_of(tensor) or (tensor,):
             keep(mine.simulation.storages, part)
         return mine.on_device(tensor, device)

@@ -8,12 +8,13 @@ A subclass that wraps tensors (DTensor, AsyncCollectiveTensor) is where they are
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 
 from kernbench.simulation.memory.storages import NOTE, Block, DeviceMemory, Stored
-from kernbench.simulation.memory.tensor_queries import storage_of
+from kernbench.simulation.memory.tensor_queries import nbytes_of, storage_of
 from kernbench.simulation.order.shadow_memory import forget
 from kernbench.simulation.values.assumptions import mean_of
 from kernbench.torch_backend.modes import plain_torch
@@ -180,6 +181,17 @@ def place_wrapper(tensor: torch.Tensor, memory: DeviceMemory) -> None:
 def place_shared(tensor: torch.Tensor, memory: DeviceMemory) -> None:
     """Put a fresh tensor's storage on a SIP where other ranks address it too."""
     put(tensor.untyped_storage(), tensor.untyped_storage().nbytes(), memory, shared=True)
+
+
+def block_of_storage(storage: Any) -> Block | None:
+    """The block of a storage, typed or not, None if it is not on a simulated GPU."""
+    stored = getattr(getattr(storage, "_untyped_storage", storage), NOTE, None)
+    return stored if type(stored) is Block else None
+
+
+def stored_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    """Bytes of what tensors consist of: of a sparse one its indices and values."""
+    return nbytes_of(part for tensor in tensors for part in components_of(tensor) or (tensor,))
 
 
 def place_storage(storage: Any, memory: DeviceMemory) -> None:
