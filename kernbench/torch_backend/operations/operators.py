@@ -250,7 +250,7 @@ class TorchOperator:
             flags = [(place, semantics.FLAGS[place.name]) for place, _ in arguments if place.name in semantics.FLAGS]
             self.flag = flags[-1] if flags else None
         if row is not None and row.model is Model.PRODUCT:
-            self.rounds = rounds = _convolutions_round if semantics.CONVOLVES in self.name else _products_round
+            self.rounds = rounds = _convolutions_round if row.convolves else _products_round
             self.convolves = row.convolves
             if row.convolves:
                 self.beside = lambda args: [rounds(), channels_last(args)]

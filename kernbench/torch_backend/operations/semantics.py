@@ -31,9 +31,6 @@ FLAGS = {"is_causal": True, "causal": True, "use_fast_accum": False}
 """Arguments of matrix operations that change what they cost, with the value that does: an attention is causal, a product in
 eight bits keeps its sums in 32 bits."""
 
-CONVOLVES = "convolution"
-"""In the names of products whose precision cuDNN's flag says, and not cuBLAS's."""
-
 MAKES_NESTED = frozenset({
     "_nested_tensor_from_tensor_list", "_nested_from_padded", "_nested_tensor_from_mask", "_nested_view_from_buffer",
     "_nested_view_from_buffer_copy",
