@@ -109,7 +109,7 @@ def _fwd(
     states.zero_()
     for chunk in range(
         states.shape[2]
-    ):  # of each chunk its last state; the product of its factors, before it, nobody asks for
+    ):  # of each chunk its last state; the product of its factors, before it, is not used
         states[:, :, chunk, 1::2] = scan.states[..., min((chunk + 1) * _CHUNK, u.shape[2]) - 1]
     if z is not None and out_z is not None:
         out_z.copy_(scan.results * F.silu(z.float()))

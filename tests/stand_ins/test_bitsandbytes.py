@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import kernbench
 from kernbench.compiled_operators.bitsandbytes import extension, formats, kernels, optimizers
+from tests.stand_ins.on_gpu import on_gpu, operations_on_gpu
 
 Tensor = torch.Tensor
 FORMATS = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
@@ -19,23 +19,6 @@ FORMATS = st.sampled_from([torch.float32, torch.bfloat16, torch.float16])
 @pytest.fixture(scope="module", autouse=True)
 def _defined() -> None:
     extension.operators.define("bitsandbytes 0.50.2")
-
-
-def on_gpu(body: Any, *, data: bool = True) -> Any:
-    """What ``body()`` gives on a simulated H100, on the host; without data, the operations of the log by their names."""
-    found: list[Any] = []
-
-    def worker(rank: int) -> None:
-        made = body()
-        if data:
-            found.extend(None if each is None else each.cpu() for each in made)
-
-    with kernbench.simulate("dgx_h100", enable_data=data) as ctx:
-        ctx.multiprocessing.spawn(worker, nprocs=1)
-        log = {
-            each.name.rpartition("::")[2].partition(".")[0]: each for each in ctx.simulation.engine.op_log.operations
-        }
-    return found if data else log
 
 
 def random(seed: int, *shape: int) -> Tensor:
@@ -276,7 +259,7 @@ def test_costs() -> None:
         )
         return []
 
-    log = on_gpu(body, data=False)
+    log = {each.name.rpartition("::")[2].partition(".")[0]: each for each in operations_on_gpu(body)}
     assert log["product"].nbytes == 4096 * 4096 // 2 + 4 * 4096 * 4096 // 64 + 2 * 2 * 16 * 4096
     assert log["int8_product"].nbytes == 2 * 4096**2 + 4 * 4096**2
     assert 2 * 4096**3 / (log["int8_product"].end - log["int8_product"].start) < 1979e12  # the H100's peak

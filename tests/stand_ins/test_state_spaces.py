@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import kernbench
 from kernbench.compiled_operators import causal_conv1d, selective_scan
+from tests.stand_ins.on_gpu import on_gpu, operations_on_gpu
 
 Tensor = torch.Tensor
 ROUNDING = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
@@ -21,21 +21,6 @@ ROUNDING = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
 def _defined() -> None:
     causal_conv1d.operators.define("causal_conv1d 1.7.0")
     selective_scan.operators.define("mamba_ssm 2.3.2")
-
-
-def on_gpu(body: Any, *, data: bool = True) -> Any:
-    """What ``body()`` gives on a simulated H100, on the host; without data, the operations of the log."""
-    found: list[Any] = []
-
-    def worker(rank: int) -> None:
-        made = body()
-        if data:
-            found.extend(None if each is None else each.cpu() for each in made)
-
-    with kernbench.simulate("dgx_h100", enable_data=data) as ctx:
-        ctx.multiprocessing.spawn(worker, nprocs=1)
-        log = {each.name: each for each in ctx.simulation.engine.op_log.operations}
-    return found if data else log
 
 
 def close(found: Tensor | None, expected: Tensor | None, rounding: float) -> None:
@@ -294,10 +279,10 @@ def test_costs_are_bytes_or_exponentials() -> None:
         selective_scan.fwd(u, u, a, b, b, None, None, None, True)
         return []
 
-    log = on_gpu(body, data=False)
-    convolution = next(each for name, each in log.items() if "causal_conv1d" in name)
+    log = operations_on_gpu(body)
+    convolution = next(each for each in log if "causal_conv1d" in each.name)
     assert convolution.nbytes == 2 * 2 * 8 * 4096 * 2048 + 2 * 4 * 4096
-    scan = next(each for name, each in log.items() if "selective_scan" in name)
+    scan = next(each for each in log if "selective_scan" in each.name)
     exponentials = 22 * 8 * 4096 * 2048 * 16 / 66.9e12
     assert scan.end - scan.start == pytest.approx(exponentials, rel=0.15)
 

@@ -55,11 +55,16 @@ def _from_four_bits(x: Tensor, scales: Tensor, size: int, kind: str, out: Tensor
     out.copy_(formats.from_four_bits(x, scales, size, kind, out.shape))
 
 
+def _scales_of(numbers: Tensor, size: int) -> Tensor:
+    """Memory for a scale of each ``size`` numbers."""
+    return torch.empty(-(-numbers.numel() // size), device=numbers.device, dtype=torch.float32)
+
+
 def quantize_blockwise(A: Tensor, code: Tensor, blocksize: int) -> tuple[Tensor, Tensor]:
     """Places in the table ``code`` of 256 values, and scales."""
     A = A.contiguous()
     out = torch.empty_like(A, dtype=torch.uint8)
-    scales = torch.empty(-(-A.numel() // blocksize), device=A.device, dtype=torch.float32)
+    scales = _scales_of(A, blocksize)
     _launch("to_eight_bits", A, code, blocksize, out, scales)
     return out, scales
 
@@ -75,7 +80,7 @@ def quantize_4bit(A: Tensor, blocksize: int, quant_type: str, quant_storage: tor
     """Two numbers in a byte, seen as ``quant_storage``, ``[n, 1]``; and scales."""
     A = A.contiguous()
     out = torch.empty(((A.numel() + 1) // (quant_storage.itemsize * 2), 1), device=A.device, dtype=quant_storage)
-    scales = torch.empty(-(-A.numel() // blocksize), device=A.device, dtype=torch.float32)
+    scales = _scales_of(A, blocksize)
     _launch("to_four_bits", A, blocksize, quant_type, out, scales)
     return out, scales
 
