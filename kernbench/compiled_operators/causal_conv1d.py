@@ -121,21 +121,22 @@ def _update(
     at = torch.arange(len(x)) if conv_state_indices is None else conv_state_indices.long()
     live = at >= 0
     at, given = at[live], x[live]
-    room, fresh, reach = conv_state.shape[-1], x.shape[-1], weight.shape[1] - 1
-    states = conv_state[at]
+    room, width = conv_state.shape[-1], weight.shape[1]
+    states, fresh = conv_state[at], given.to(conv_state.dtype)
     if cache_seqlens is None:
-        before = states.float()
-        conv_state[at] = torch.cat((states, x[live].to(states.dtype)), -1)[..., -room:]
+        before = states[..., room - (width - 1) :]
+        conv_state[at] = torch.cat((states, fresh), -1)[..., -room:]
     else:
         seen = cache_seqlens[live].long()[:, None]
-        place = ((torch.arange(-reach, 0) + seen) % room)[:, None].expand(-1, x.shape[1], -1)
-        before = states.float().gather(-1, place)
-        there = ((torch.arange(fresh) + seen) % room)[:, None].expand(-1, x.shape[1], -1)
-        conv_state[at] = states.scatter(-1, there, x[live].to(states.dtype))
+
+        def places(first: int, end: int) -> Tensor:
+            """In the ring, from the next one: ``[sequences, dim, end - first]``."""
+            return ((torch.arange(first, end) + seen) % room)[:, None].expand(-1, x.shape[1], -1)
+
+        before = states.gather(-1, places(1 - width, 0))
+        conv_state[at] = states.scatter(-1, places(0, x.shape[-1]), fresh)
     made = torch.zeros(x.shape)
-    made[live] = _SummedWindows(given, weight.shape[1], None, before[..., before.shape[-1] - reach :]).summed(
-        weight, bias
-    )
+    made[live] = _SummedWindows(given, width, None, before).summed(weight, bias)
     out.copy_(F.silu(made) if silu else made)
 
 

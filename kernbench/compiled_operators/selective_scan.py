@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from kernbench.compiled_operators.kernel_table import KernelTable
-from kernbench.cost.by_values import CallOperands, SeenOperand
+from kernbench.cost.by_values import CallOperands
 from kernbench.cost.work import StatedWork
 
 __all__ = ["NAMES", "operators"]
@@ -47,16 +47,8 @@ class _Scan:
     """
 
     def __init__(
-        self,
-        u: Tensor,
-        delta: Tensor,
-        a: Tensor,
-        b: Tensor,
-        c: Tensor,
-        d: Tensor | None,
-        bias: Tensor | None,
-        softplus: bool,
-    ) -> None:
+        self, u: Tensor, delta: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor | None, bias: Tensor | None, softplus: bool
+    ) -> None:  # fmt: skip
         if a.is_complex():
             raise NotImplementedError("mamba_ssm: the values of a selective scan in its stand-in take no complex A")
         self.u = u.float()
@@ -90,7 +82,7 @@ def _of_channels(given: Tensor, dim: int, length: int) -> Tensor:
 
 def _work(operands: CallOperands, passes: int) -> StatedWork:
     """All tensors once, and the operations of the states."""
-    moved = sum(each.nbytes for each in operands.values() if isinstance(each, SeenOperand))
+    moved = sum(each.nbytes for each in operands.tensors)
     u, a = operands["u"], operands["a"]
     return StatedWork(moved, flops=passes * _PER_STATE * u.elements * a.shape[1], dtype="fp32", matrix=False)
 
@@ -107,9 +99,8 @@ def _fwd(
     scan = _Scan(u, delta, a, b, c, d, bias, softplus)
     out.copy_(scan.results)
     states.zero_()
-    for chunk in range(
-        states.shape[2]
-    ):  # of each chunk its last state; the product of its factors, before it, is not used
+    for chunk in range(states.shape[2]):
+        # of each chunk its last state; the product of its factors, before it, is not read
         states[:, :, chunk, 1::2] = scan.states[..., min((chunk + 1) * _CHUNK, u.shape[2]) - 1]
     if z is not None and out_z is not None:
         out_z.copy_(scan.results * F.silu(z.float()))
@@ -186,28 +177,8 @@ def bwd(
         dz = torch.empty_like(z)
     out_z = torch.empty_like(out) if z is not None and out is not None and recompute_out_z else None
     _TABLE.launch(
-        "bwd",
-        u,
-        delta,
-        A,
-        B,
-        C,
-        D,
-        z,
-        delta_bias,
-        dout,
-        out,
-        delta_softplus,
-        du,
-        ddelta,
-        da,
-        db,
-        dc,
-        dd,
-        dbias,
-        dz,
-        out_z,
-    )
+        "bwd", u, delta, A, B, C, D, z, delta_bias, dout, out, delta_softplus, du, ddelta, da, db, dc, dd, dbias, dz, out_z
+    )  # fmt: skip
     made: list[Tensor | None] = [du, ddelta, da, db.to(B.dtype), dc.to(C.dtype), dd, dbias]
     return made + ([] if z is None else [dz]) + ([out_z] if recompute_out_z else [])
 

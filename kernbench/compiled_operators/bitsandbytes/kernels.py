@@ -13,7 +13,7 @@ import torch
 
 from kernbench.compiled_operators.bitsandbytes import formats
 from kernbench.compiled_operators.kernel_table import KernelTable
-from kernbench.cost.by_values import CallOperands, SeenOperand
+from kernbench.cost.by_values import CallOperands
 from kernbench.cost.matrix_work import MatrixWork
 from kernbench.cost.work import StatedWork
 
@@ -97,7 +97,7 @@ def dequantize_4bit_into(
 
 def _cost_of_product(operands: CallOperands) -> StatedWork:
     x, out = operands["x"], operands["out"]
-    moved = sum(each.nbytes for each in operands.values() if isinstance(each, SeenOperand))
+    moved = sum(each.nbytes for each in operands.tensors)
     return StatedWork(moved, flops=2 * out.elements * x.shape[-1], matrix=True, dtype=x.format)
 
 
