@@ -119,6 +119,22 @@ def test_deterministic_algorithms(ranks: Ranks) -> None:
     assert not torch.are_deterministic_algorithms_enabled()
 
 
+def test_the_debug_mode_of_deterministic_algorithms(ranks: Ranks) -> None:
+    """The other name of the same setting; what was set before is there again in the end, as it was."""
+
+    def body() -> int:
+        torch.set_deterministic_debug_mode(("default", "warn", "error", "error")[dist.get_rank()])
+        dist.barrier()
+        return torch.get_deterministic_debug_mode()
+
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        assert ranks(body) == [0, 1, 2, 2]
+        assert torch.get_deterministic_debug_mode() == 1
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
 def test_a_submodule_is_bound_for_all_who_import_it(ranks: Ranks) -> None:
     """Though that name has been set before, to leave the import out, say."""
     name = "torch.distributed._mesh_layout"

@@ -32,6 +32,20 @@ def _switch_collector(on: bool) -> None:
     (gc.enable if on else gc.disable)()
 
 
+def _deterministic() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+_use_deterministic = torch.use_deterministic_algorithms  # torch's own: its name is patched while ranks run
+
+
+def _set_deterministic(value: tuple[bool, bool]) -> None:
+    _use_deterministic(value[0], warn_only=value[1])
+
+
+DETERMINISTIC = (_deterministic, _set_deterministic)
+"""Whether kernels are to be deterministic, and whether others are only warned of; how that is read and written."""
+
 SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (sys.getrecursionlimit, sys.setrecursionlimit),
     (sys.getswitchinterval, sys.setswitchinterval),
@@ -42,7 +56,7 @@ SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (_umask, os.umask),
     (lambda: logging.root.manager.disable, logging.disable),
     (lambda: logging.root.level, logging.root.setLevel),
-    (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+    DETERMINISTIC,
     (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
 )
 """By how they are read and written."""

@@ -23,6 +23,7 @@ from kernbench.torch_backend.gpu.kernels.attention_choice import first_order
 from kernbench.torch_backend.gpu.tools.inventory import capability_of
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.rank_state import child_environment, loggers, mocks
+from kernbench.torch_backend.rank_state.interpreter import DETERMINISTIC
 from kernbench.torch_backend.rank_state.lazy_generators import LazyGenerators
 from kernbench.torch_backend.rank_state.module_globals import ModuleGlobals
 from kernbench.torch_backend.rank_state.rank_modules import RankModules
@@ -147,8 +148,9 @@ class ProcessState:
         self._original = dict(self._environ._data)
         self._open = True
         self._generators.open(lambda rank: seed_of(self._simulation.seed, rank))
-        self._switch_once_set(patches, dist, "set_debug_level", dist.get_debug_level)
-        patches.set(torch, "use_deterministic_algorithms", self._use_deterministic(torch.use_deterministic_algorithms))
+        self._switch_once_set(patches, dist, "set_debug_level", dist.get_debug_level, dist.set_debug_level)
+        for name in ("use_deterministic_algorithms", "set_deterministic_debug_mode"):
+            self._switch_once_set(patches, torch, name, *DETERMINISTIC)
         patches.set(dist, "set_debug_level_from_env", self._debug_level_from_env(dist.set_debug_level_from_env))
         patches.set(os, "chdir", self._change_folder)
         child_environment.install(patches, self.of_children)
@@ -213,40 +215,27 @@ class ProcessState:
             self.rank_modules.switch(resident, rank)
         self._resident = self._generators.resident = rank
 
-    def _switch_once_set(self, patches: Patches, owner: Any, name: str, read: Getter) -> None:
-        """A setting that takes long to read and is rarely changed is switched from the first change on."""
-        write = getattr(owner, name)
+    def _switch_once_set(self, patches: Patches, owner: Any, name: str, read: Getter, write: Setter) -> None:
+        """A setting that takes long to read and is rarely changed is switched from the first change on.
 
-        @functools.wraps(write)
-        def change(value: Any) -> None:
-            self._switch_from_now(read, write)
-            write(value)
+        Not if it is set to what it is, as Dynamo does.
 
-        patches.set(owner, name, change)
-
-    def _switch_from_now(self, read: Getter, write: Setter) -> None:
-        if write not in self._writers:
-            before = read()
-            self._readers, self._writers = (*self._readers, read), (*self._writers, write)
-            for saved in self._saved.values():
-                saved.flags = (*saved.flags, before)
-
-    def _use_deterministic(self, stock: Callable[..., None]) -> Callable[..., None]:
-        """``torch.use_deterministic_algorithms``: each rank's own from the first change on. Dynamo sets what is set already."""
-
-        def read() -> tuple[bool, bool]:
-            return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
-
-        def write(value: tuple[bool, bool]) -> None:
-            stock(value[0], warn_only=value[1])
+        Args:
+            owner, name: of a function that sets it.
+            read, write: the setting as a whole.
+        """
+        stock = getattr(owner, name)
 
         @functools.wraps(stock)
-        def use_deterministic_algorithms(mode: bool, *, warn_only: bool = False) -> None:
-            if (mode, warn_only) != read():
-                self._switch_from_now(read, write)
-            stock(mode, warn_only=warn_only)
+        def change(*args: Any, **kwargs: Any) -> None:
+            before = read()
+            stock(*args, **kwargs)
+            if before != read() and write not in self._writers:
+                self._readers, self._writers = (*self._readers, read), (*self._writers, write)
+                for saved in self._saved.values():
+                    saved.flags = (*saved.flags, before)
 
-        return use_deterministic_algorithms
+        patches.set(owner, name, change)
 
     def _change_folder(self, path: Any) -> None:
         """``os.chdir``. From the first one on, ranks' folders are looked at."""
