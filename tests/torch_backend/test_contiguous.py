@@ -71,3 +71,37 @@ def test_gloo_takes_strides():
 
     run(program, "gloo")
     assert found == [[2.0]] * WORLD
+
+
+def test_messages_move_the_memory_behind_strides():
+    """As many elements as the tensor has, from its first on: of what is dense all of it, of what has gaps what lies there."""
+    found = {}
+
+    def program(rank: int) -> None:
+        mine = torch.arange(24.0, device="cuda").view(4, 6)
+        sent = [mine.t(), mine[:, :2], mine.view(1, 4, 2, 3).to(memory_format=torch.channels_last)]
+        rooms = [
+            torch.zeros(6, 4, device="cuda"),
+            torch.zeros(4, 6, device="cuda")[:, :2],
+            torch.zeros(1, 4, 2, 3, device="cuda"),
+        ]
+        for given, room in zip(sent, rooms, strict=True):
+            dist.send(given, 1) if rank == 0 else dist.recv(room, 0)
+        if rank == 1:
+            found.update(enumerate(room.flatten().tolist() for room in (rooms[0], rooms[1]._base, rooms[2])))
+
+    with pytest.warns(UserWarning, match="Detected non-contiguous tensor in P2P operations"):
+        run(program)
+    assert found[0] == list(range(24)), "not transposed: the receiver has other strides than the sender"
+    assert found[1] == [*range(8), *[0.0] * 16], "the run of eight, gaps included"
+    channels_last = torch.arange(24.0).view(1, 4, 2, 3).permute(0, 2, 3, 1).flatten()
+    assert found[2] == channels_last.tolist()
+
+
+def test_a_message_of_overlapping_elements_is_refused():
+    def program(rank: int) -> None:
+        wide = torch.ones(1, device="cuda").expand(8)
+        dist.send(wide, 1) if rank == 0 else dist.recv(torch.ones(8, device="cuda"), 0)
+
+    with pytest.raises(kernbench.SpawnException, match="whose memory ends before 8 elements"):
+        run(program)

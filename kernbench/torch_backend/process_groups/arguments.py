@@ -4,6 +4,7 @@ option objects or plain values."""
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
@@ -103,14 +104,44 @@ _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 def require_contiguous(op: str, tensors: Tensors) -> None:
     """NCCL moves memory, whatever strides say. Raises ValueError, as its groups do, if a tensor on a GPU is not contiguous."""
     for tensor in tensors:
-        if tensor.is_contiguous() or block_of(tensor) is None:
-            continue
-        form = _CHANNELS_LAST.get(tensor.dim())
-        if form is None or not tensor.is_contiguous(memory_format=form):
+        if not (tensor.is_contiguous() or block_of(tensor) is None or _is_channels_last(tensor)):
             raise ValueError(
                 f"Tensors must be contiguous: {op} was given one of shape {tuple(tensor.shape)} and strides {tensor.stride()}; "
                 "give it tensor.contiguous()"
             )
+
+
+_STRIDED_MESSAGE = (
+    "Detected non-contiguous tensor in P2P operations. It is user responsibility to guarantee that source and destination "
+    "tensors have the same contiguity format."
+)
+"""What torch's groups of NCCL say of a message, once in a process."""
+
+
+def memory_of_message(op: str, tensor: torch.Tensor) -> torch.Tensor:
+    """What NCCL sends of a tensor, and where it receives: the memory from its first element on, whatever strides say.
+
+    That is the tensor itself where it is contiguous or of the host; else a flat view of as many elements, with the warning of
+    torch's groups, once. Of a tensor with gaps these are not the elements of the tensor, on hardware too. Raises ValueError of
+    one whose elements overlap (``expand``): so many are not in its memory.
+    """
+    if tensor.is_contiguous() or block_of(tensor) is None:
+        return tensor
+    if not _is_channels_last(tensor):
+        warnings.warn(_STRIDED_MESSAGE, stacklevel=2)
+    elements, start = tensor.numel(), tensor.storage_offset()
+    if (start + elements) * tensor.element_size() > tensor.untyped_storage().nbytes():
+        raise ValueError(
+            f"{op} was given a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()}, whose memory ends before "
+            f"{elements} elements: NCCL would go on behind it; give it tensor.contiguous()"
+        )
+    with plain_torch(), torch.no_grad():
+        return tensor.detach().as_strided((elements,), (1,), start)
+
+
+def _is_channels_last(tensor: torch.Tensor) -> bool:
+    form = _CHANNELS_LAST.get(tensor.dim())
+    return form is not None and tensor.is_contiguous(memory_format=form)
 
 
 def reduction_of(opts: Any) -> ReduceOp:

@@ -31,6 +31,7 @@ from kernbench.torch_backend.gpu.tensors.placement import block_of, place
 from kernbench.torch_backend.process_groups import absent_members, backend_classes, nccl_rules
 from kernbench.torch_backend.process_groups.arguments import (
     Tensors,
+    memory_of_message,
     one_tensor,
     parts_of,
     premultiplied,
@@ -413,8 +414,9 @@ class PostingGroup(STOCK):
         tensor = one_tensor(tensors, "message", self.backend_name)
         library = self._library_for((tensor,))
         self._taken(library, op, tensor.dtype, None)
+        moved = tensor
         if library in ("nccl", "rccl"):
-            require_contiguous(op, (tensor,))
+            moved = memory_of_message(op, tensor)
             nccl_rules.member(op, peer, self.size())
         route = CONNECTION
         if library in ("nccl", "rccl") or (self.backend_name == "kernbench" and block_of(tensor) is not None):
@@ -423,7 +425,7 @@ class PostingGroup(STOCK):
             route = MessageRoute("pair" if batch is None and not eager else "group", batch, eager)
             self._count_memory_of_message(tensor, peer, route)
         operation = self.matcher.mailbox.post(
-            self.communicator, tensor, peer=self.communicator.ranks[peer], tag=tag, sends=op == "send", route=route
+            self.communicator, moved, peer=self.communicator.ranks[peer], tag=tag, sends=op == "send", route=route
         )
         self._limit(operation, None)
         return self._work(operation, (tensor,), source)
