@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextvars
 import ctypes
-import sys
 import threading
 from _thread import allocate_lock
 from collections.abc import Callable
@@ -25,6 +24,7 @@ from greenlet import getcurrent, greenlet
 
 from kernbench.errors import NoProgressError
 from kernbench.scheduler.standstill import tell
+from kernbench.scheduler.thread_frames import handled_by_thread
 
 
 class _OfThread(threading.local):
@@ -311,9 +311,7 @@ class Carrier:
     @property
     def is_ending(self) -> bool:
         """In any thread: whether the rank handles what has asked it to end: it is in a ``finally``, or an ``except``."""
-        raised: Any = sys._current_exceptions().get(self.thread.ident or 0)  # noqa: SLF001
-        if isinstance(raised, tuple):  # until Python 3.12
-            raised = raised[1]
+        raised = handled_by_thread(self.thread.ident)
         for _ in range(_NESTED):
             if isinstance(raised, SystemExit | NoProgressError):
                 return True

@@ -7,7 +7,6 @@ what both name, and is locked, is the lock. A reentrant lock also tells who owns
 from __future__ import annotations
 
 import re
-import sys
 import threading
 import traceback
 from collections.abc import Iterator, Mapping
@@ -15,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 from kernbench.own_files import PACKAGE
+from kernbench.scheduler.thread_frames import current_frames
 
 _LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _OWNER = re.compile(r"owner=(\d+)")
@@ -27,7 +27,7 @@ def held_lock(waiting: int, others: Mapping[int, int]) -> str:
         waiting: the identity of the thread.
         others: the ranks of the threads that may hold it, by their identities.
     """
-    frames = sys._current_frames()
+    frames = current_frames()
     if waiting not in frames:
         return ""
     wanted = _locks_named_by(frames[waiting])

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import perf_counter  # the machine's own clock
@@ -39,6 +38,7 @@ from kernbench.scheduler.standstill import (
     shown_stack,
     tell,
 )
+from kernbench.scheduler.thread_frames import frame_of_thread
 from kernbench.scheduler.tracebacks import program_line, user_traceback
 
 _UNWIND_ATTEMPTS = 100
@@ -204,7 +204,7 @@ class RankScheduler:
                 (each for each in [*self.side_threads.values()] if (each.rank, each.name) == (rank, name)), None
             )
             carrier = None if side is None else side.carrier
-            frame = None if carrier is None else sys._current_frames().get(carrier.thread.ident or 0)
+            frame = None if carrier is None else frame_of_thread(carrier.thread.ident)
             stack = "" if frame is None else f"\n{shown_stack(frame).rstrip()}"
             tell(
                 f"rank {rank}'s program has ended, and its thread {name!r} goes on: one that is no daemon keeps its process, "

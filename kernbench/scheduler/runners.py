@@ -6,7 +6,6 @@ know nothing of how ranks live and fail; what they share with who does is :class
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,6 +20,7 @@ from kernbench.scheduler.crew import Crew
 from kernbench.scheduler.policy import Entry, Policy
 from kernbench.scheduler.rank import Rank, SideThread
 from kernbench.scheduler.standstill import Standstill, raised_in
+from kernbench.scheduler.thread_frames import frame_of_thread
 from kernbench.scheduler.watchdog import Watchdog
 
 
@@ -133,7 +133,7 @@ class GreenletRunner(Runner):
     def frame_of(self, rank: Rank) -> FrameType | None:
         """See :class:`Runner`."""
         frame: FrameType | None = rank.greenlet.gr_frame if rank.greenlet else None
-        return frame or (sys._current_frames().get(self._thread) if rank.greenlet else None)
+        return frame or (frame_of_thread(self._thread) if rank.greenlet else None)
 
     def stop(self, error: NoProgressError, attempt: int) -> None:
         """See :class:`Runner`. A thread cannot be given up which is main's, too: it is asked again and again."""
@@ -283,7 +283,7 @@ class CarrierRunner(Runner):
         holder, carrier = self.baton.holder, rank.carrier
         if holder is not None and holder.index == rank.index:
             carrier = holder
-        return None if carrier is None else sys._current_frames().get(carrier.thread.ident or 0)
+        return None if carrier is None else frame_of_thread(carrier.thread.ident)
 
     def stop(self, error: NoProgressError, attempt: int) -> None:
         """See :class:`Runner`."""

@@ -11,7 +11,6 @@ A rank counts as blocked if, between two looks, its thread has used no processor
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from kernbench.errors import HiddenBlockingError
 from kernbench.scheduler.carrier import Baton, Carrier
 from kernbench.scheduler.held_locks import held_lock
 from kernbench.scheduler.standstill import Standstill, shown_stack, tell
+from kernbench.scheduler.thread_frames import frame_of_thread
 
 PERIOD = 1.0
 """Seconds of wall-clock time between two looks."""
@@ -151,13 +151,13 @@ def has_children(process: Path) -> bool:
 
 
 def _stack_of(thread: threading.Thread) -> str:
-    frame = sys._current_frames().get(thread.ident or 0)
+    frame = frame_of_thread(thread.ident)
     return shown_stack(frame) if frame is not None else ""
 
 
 def place_of(thread: threading.Thread) -> Any:
     """Where a rank's thread is and what processor time it has used; None if not known."""
-    frame = sys._current_frames().get(thread.ident or 0)
+    frame = frame_of_thread(thread.ident)
     if frame is None:
         return None
     try:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Any
 
 from kernbench.scheduler import Rank, RankPhase, RankScheduler, SideThread, find_cycle
+from kernbench.scheduler.thread_frames import frame_of_thread
 from kernbench.scheduler.tracebacks import headline
 from kernbench.sim_engine import DataExecutor
 from kernbench.simulation.matching.groups import Arrival, Collective
@@ -157,7 +157,7 @@ def _where(rank: Rank | SideThread | None) -> Location:
     if rank.place is not None:
         return Location(*rank.place)
     if rank.carrier is not None and rank.carrier.thread.ident is not None:
-        frame = sys._current_frames().get(rank.carrier.thread.ident)
+        frame = frame_of_thread(rank.carrier.thread.ident)
     elif rank.greenlet is not None:
         frame = rank.greenlet.gr_frame
     return location_of(frame)
