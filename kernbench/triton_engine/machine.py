@@ -279,7 +279,12 @@ class Execution(Binding):
             explained = self._explain(error, info, batch)
             if explained is error:
                 raise
-            raise explained from error
+            try:
+                raise explained from error
+            finally:
+                del (
+                    explained
+                )  # else its traceback leads back to it, and one that is not shown keeps all that it saw in memory
 
     def _suspend(self, batch: Batch, info: OpInfo, stuck: Stuck) -> list[Batch]:
         """Inside an instruction, some lanes wait for memory: park them there; those that got through go on."""

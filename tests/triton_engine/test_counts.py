@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 import triton
 import triton.language as tl
 
+import kernbench
+from kernbench.tp.kernels.gemm import gemm
 from kernbench.triton_engine import record_launches, set_duration_model
 from kernbench.triton_engine.counts import Counts
 from kernbench.triton_engine.duration import device_of, estimate
@@ -116,3 +121,25 @@ def test_benchmarks_are_answered_by_the_model_and_change_nothing():
         assert ms == pytest.approx(8e-3)
     finally:
         set_duration_model(None)
+
+
+def test_a_wave_of_one_program_is_followed_and_its_tensors_are_not_kept():
+    """An error that is not shown must not lead back to what it saw: autograd copies a gradient that something else has."""
+    kept = []
+
+    def body(rank: int) -> None:
+        torch.cuda.set_device(rank)
+        given, other = torch.ones((), device="cuda").expand(4, 16), torch.ones(4, 8, device="cuda")
+        result = gemm(given.t(), other)
+        found = weakref.ref(result)
+        del result
+        kept.append(found())
+
+    gc.collect()
+    gc.disable()
+    try:
+        with kernbench.simulate("dgx_h100") as ctx:
+            ctx.multiprocessing.spawn(body, nprocs=2)
+    finally:
+        gc.enable()
+    assert kept == [None, None]

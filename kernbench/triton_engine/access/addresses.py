@@ -32,7 +32,7 @@ def wave_bytes(batch: Any, p: Ptr, tile: tuple[int, ...], item: int) -> int:
     """Bytes of a tile access of the wave's lanes, those that several lanes share counted once; masks are not looked at."""
     lanes: tuple[int, ...] = batch.lanes
     wave: range = batch.execution.wave
-    inside = np.nonzero((batch.ids >= wave.start) & (batch.ids < wave.stop))
+    inside = np.broadcast_to((batch.ids >= wave.start) & (batch.ids < wave.stop), lanes)
     off = p.offset
     steps = off.tile_strides if type(off) is Affine else ()
     varies = [bool(step) for step in (*steps, *(0,) * (len(tile) - len(steps)))]
