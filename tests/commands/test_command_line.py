@@ -127,7 +127,7 @@ def test_a_second_signal_ends_it_at_once(tmp_path: Path, first: signal.Signals, 
         process.send_signal(signum)
     output, errors = process.communicate(timeout=60)
     assert process.returncode == -second, errors
-    assert f"interrupted by {first.name}" in output.decode()
+    assert f"interrupted by {first.name}" in output.decode(), (output, errors)
     assert "Traceback" not in errors.decode()
     assert result.read_text() == "of an earlier run"
     assert len(list(tmp_path.glob(".result.json.*.part"))) == 1
