@@ -7,25 +7,17 @@ Where what a device's kernels draw was measured, its clock is the one at which t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 _LEAST_CLOCK = 0.3  # of the boost clock, below which no limit is taken to force it
 _UNSATURATED = 0.25  # of the memory's bandwidth that a kernel leaves, from which on its instructions bound it
 
 
-class Draw(NamedTuple):
-    """What a kernel draws above a device at rest, or devices have drawn in the mean: watts, or shares of the time.
+Draw = tuple[float, float]
+"""What a kernel draws above a device at rest, or devices have drawn in the mean: watts, or shares of the time. First what falls
+with the clock of the PEs, at the boost clock, then what does not. (Plain: several are made for every kernel.)"""
 
-    Attributes:
-        clocked: what falls with the clock of the PEs, at the boost clock.
-        fixed: what does not.
-    """
-
-    clocked: float
-    fixed: float
-
-
-NOTHING = Draw(0.0, 0.0)
+NOTHING: Draw = (0.0, 0.0)
 
 
 class ClockLimit(Protocol):
@@ -64,14 +56,14 @@ class SustainedProducts:
 
     def draw(self, kind: str, rate: float, watts: float) -> Draw:
         """The share of the time in which it multiplies."""
-        return Draw(1.0, 0.0) if kind == "gemm" and rate < self.streaming else NOTHING
+        return (1.0, 0.0) if kind == "gemm" and rate < self.streaming else NOTHING
 
     def slower(self, kind: str, rate: float, drawn: Draw) -> float:
         """Products by a part of the slowdown."""
         if kind != "gemm" or rate >= self.streaming:
             return 1.0
         free, full = self.between
-        return 1 + self.slowdown * min(max((drawn.clocked - free) / (full - free), 0.0), 1.0)
+        return 1 + self.slowdown * min(max((drawn[0] - free) / (full - free), 0.0), 1.0)
 
 
 @dataclass(frozen=True)
@@ -104,14 +96,15 @@ class PowerLimit:
     def draw(self, kind: str, rate: float, watts: float) -> Draw:
         """Watts: of products and attention by their kind, of others by the bytes that they move."""
         if kind == "attention":
-            return Draw(watts or self.attention, 0.0)
+            return watts or self.attention, 0.0
         if kind == "gemm" and rate < self.streaming:
-            return Draw(self.products, 0.0)
-        return Draw(0.0, self.byte * min(rate, self.bandwidth))
+            return self.products, 0.0
+        return 0.0, self.byte * (rate if rate < self.bandwidth else self.bandwidth)
 
     def slower(self, kind: str, rate: float, drawn: Draw) -> float:
         """A power of the clock that the limit leaves, by kind: what saturates the memory keeps its time."""
-        if drawn.clocked <= self.spare - drawn.fixed:
+        clocked, fixed = drawn
+        if clocked <= self.spare - fixed:
             return 1.0
         if kind == "attention":
             share = self.attention_share
@@ -119,5 +112,5 @@ class PowerLimit:
             share = self.product_share
         else:
             share = self.other_share * min(max(1 - rate / self.bandwidth, 0.0) / _UNSATURATED, 1.0)
-        clock = (max(self.spare - drawn.fixed, 0.0) / drawn.clocked) ** (1 / self.clock_exponent)
+        clock = (max(self.spare - fixed, 0.0) / clocked) ** (1 / self.clock_exponent)
         return float(max(clock, _LEAST_CLOCK) ** -share)

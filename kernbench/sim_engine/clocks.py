@@ -70,17 +70,19 @@ class Clocks:
         own = limit.draw(what.kind, rate, what.draw)
         if own is NOTHING:
             return seconds
-        kept = exp(min(last - start, 0.0) / MEMORY)
-        clocked, fixed = drawn.clocked * kept, drawn.fixed * kept
-        seen = Draw(clocked, fixed)
+        clocked, fixed = drawn
+        if last < start:  # it has rested
+            kept = exp((last - start) / MEMORY)
+            clocked, fixed = clocked * kept, fixed * kept
+        seen = clocked, fixed
         if limit.within and seconds > _SHORT:  # the mean comes to what it draws itself while it runs
             share = MEMORY / seconds * (1 - exp(-seconds / MEMORY))
-            seen = Draw(*(then * share + now * (1 - share) for then, now in zip(seen, own, strict=True)))
+            seen = clocked * share + own[0] * (1 - share), fixed * share + own[1] * (1 - share)
         seconds *= limit.slower(what.kind, rate, seen)
         kept = exp(-seconds / MEMORY)
         self._seen[place] = (
             start + seconds,
-            Draw(clocked * kept + own.clocked * (1 - kept), fixed * kept + own.fixed * (1 - kept)),
+            (clocked * kept + own[0] * (1 - kept), fixed * kept + own[1] * (1 - kept)),
         )
         return seconds
 
@@ -100,8 +102,10 @@ class Clocks:
         (since, before), (last, drawn) = self._settled[place], self._seen[place]
         if last > since:
             kept = exp((since - last) / MEMORY)
-            ends = Draw(*(max((now - then * kept) / (1 - kept), 0.0) for now, then in zip(drawn, before, strict=True)))
-            self._seen[place] = self._settled[place] = (last, ends)
+            clocked, fixed = (
+                max((now - then * kept) / (1 - kept), 0.0) for now, then in zip(drawn, before, strict=True)
+            )
+            self._seen[place] = self._settled[place] = (last, (clocked, fixed))
 
     def clear(self) -> None:
         """The devices have rested."""

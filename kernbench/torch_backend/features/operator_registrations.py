@@ -64,6 +64,9 @@ def install(patches: Patches, whose: Callable[[], int | None], modules: Callable
 def _install_rules(patches: Patches, whose: Callable[[], int | None], registered: Callable[[], _Registered]) -> None:
     holder: Any = simple_registry.GenericTorchDispatchRuleHolder
     stock_register, stock_find = holder.register, holder.find
+    known: set[str] = (
+        set()
+    )  # operators for which a rank has registered one: torch asks at every operation of every mode
 
     def register(self: Any, torch_dispatch_class: type, func: Callable[..., Any]) -> Any:
         rank = whose()
@@ -75,10 +78,11 @@ def _install_rules(patches: Patches, whose: Callable[[], int | None], registered
                 f"{torch_dispatch_class} already has a `__torch_dispatch__` rule registered for {self.qualname}"
             )
         rules[key] = func
+        known.add(self.qualname)
         return RegistrationHandle(lambda: rules.pop(key, None))
 
     def find(self: Any, torch_dispatch_class: type) -> Callable[..., Any] | None:
-        rank = whose()
+        rank = whose() if self.qualname in known else None
         mine = None if rank is None else registered().rules.get((self.qualname, rank, torch_dispatch_class))
         rule: Callable[..., Any] | None = stock_find(self, torch_dispatch_class) if mine is None else mine
         return rule

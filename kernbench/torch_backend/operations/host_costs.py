@@ -45,10 +45,17 @@ class HostCosts:
         return self.view if inner or torch._C._current_graph_task_id() >= 0 else self.operator
 
     def around_call(self, args: Sequence[Any]) -> float:
-        """The same, of an operator with these arguments."""
+        """The same as :meth:`around`, of an operator with these arguments."""
         if torch._C._current_graph_task_id() >= 0:
             return self.backward
-        return self.around(listed_tensors(args)) if torch.is_grad_enabled() else self.operator
+        if torch.is_grad_enabled():
+            for each in args:
+                if isinstance(each, torch.Tensor):
+                    if each.requires_grad:
+                        return self.recorded
+                elif (type(each) is list or type(each) is tuple) and self.around(listed_tensors(each)) is self.recorded:
+                    return self.recorded
+        return self.operator
 
     def around(self, inputs: Sequence[torch.Tensor]) -> float:
         """What comes on top of a launch of an operator with these inputs, called now."""
