@@ -18,8 +18,15 @@ from typing import Any, TypeVar
 
 Found = TypeVar("Found")
 
-_lock: Any = allocate_lock()
-os.register_at_fork(after_in_child=_lock._at_fork_reinit)
+_lock = allocate_lock()
+
+
+def _unlock() -> None:
+    global _lock
+    _lock = allocate_lock()  # a thread that the child has not may have had it
+
+
+os.register_at_fork(after_in_child=_unlock)
 
 
 def current_frames() -> Mapping[int, FrameType]:
