@@ -7,9 +7,10 @@ import trainer.parallel.state as state
 
 def _passed(x, by):
     """What the neighbour ``by`` places back has, while the one ``by`` places further gets ``x``."""
+    x = x.contiguous()  # NCCL moves memory, whatever strides say: both sides need the same
     manager, got = state.manager, torch.empty_like(x)
     calls = [
-        dist.P2POp(dist.isend, x.contiguous(), manager.neighbour("context", by), manager.groups["context"]),
+        dist.P2POp(dist.isend, x, manager.neighbour("context", by), manager.groups["context"]),
         dist.P2POp(dist.irecv, got, manager.neighbour("context", -by), manager.groups["context"]),
     ]
     for work in dist.batch_isend_irecv(calls):
