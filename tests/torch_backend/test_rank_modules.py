@@ -143,6 +143,20 @@ def test_packages_with_compiled_parts_are_shared(run: Run) -> None:
     assert told(result) == {rank: [[0, 1], [0, 1]] for rank in range(2)}
 
 
+def test_plugins_are_those_of_whom_they_are_loaded_for(run: Run) -> None:
+    """pluggy, which all ranks share, loads a rank's plugins: they extend what that rank has of its own."""
+    records = "[rm_plugins]\nrm_plugin = rm_plugin\n"
+    files = {
+        "lib/rm_plugin.py": "import rm_host\nPART = rm_host.Part()\n", "lib/rm_host.py": "class Part:\n    pass\n",
+        "lib/rm_plugin-1.dist-info/METADATA": "Name: rm-plugin\nVersion: 1\n",
+        "lib/rm_plugin-1.dist-info/entry_points.txt": records,
+        "train.py": INSTALLED + "import pluggy, rm_host\nmanager = pluggy.PluginManager('rm')\n"
+                    "manager.load_setuptools_entrypoints('rm_plugins')\ndist.barrier()\n"
+                    "print(json.dumps([type(each.PART) is rm_host.Part for each in manager.get_plugins()]))\n",
+    }  # fmt: skip
+    assert told(run(files, "train.py")) == {rank: [True] for rank in range(2)}
+
+
 def test_an_installed_package_that_cannot_be_executed_twice_is_shared_and_named(run: Run) -> None:
     files = {
         "lib/rm_once/__init__.py": "from rm_once import types\nVALUES = []\n",
