@@ -1,7 +1,7 @@
 """Found by every Python that a command under ``kernbench run`` starts, or a program that has stand-ins: its folder is put
 first on ``PYTHONPATH``.
 
-It lets the process import the stand-ins that it is told of. Else it imports nothing but the standard library's smallest, and
+It lets the process import its program's stand-ins. Else it imports nothing but the standard library's smallest, and
 does nothing until a command's process imports torch: then :mod:`kernbench.runtime_api.joining` decides whether the process is
 a rank. The ``sitecustomize`` that it hides is run.
 """
