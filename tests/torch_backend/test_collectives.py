@@ -226,3 +226,31 @@ def test_groups_of_one_number() -> None:
     assert "new_group #1 of the default group does not match" in words
     assert "new_group(ranks [0, 2])" in words
     assert "new_group(ranks [1, 3])" in words
+
+
+def test_groups_whose_members_number_them_alike() -> None:
+    """What others call them is nothing to their members; one who makes another in a group's place is."""
+
+    def body(wrong: bool) -> float:
+        dist.init_process_group("nccl")
+        rank = dist.get_rank()
+        torch.cuda.set_device(rank)
+        x = torch.ones(2, device="cuda")
+        if rank < 2:
+            dist.new_group([rank])
+        groups = [dist.new_group([0, 1]), dist.new_group([2, 3] if rank != 1 or not wrong else [1, 2])]
+        if rank >= 2:
+            dist.new_group([rank])
+        if rank >= 2:
+            dist.all_reduce(x, group=groups[1])
+        return x[0].item()
+
+    def run(wrong: bool) -> dict[int, float]:
+        found = {}
+        with kernbench.simulate("dgx_h100") as ctx:
+            ctx.multiprocessing.spawn(lambda rank: found.update({rank: body(wrong)}), nprocs=4)
+        return found
+
+    assert run(wrong=False) == {0: 1.0, 1: 1.0, 2: 2.0, 3: 2.0}
+    with pytest.raises(SpawnException, match=r"new_group\(ranks \[1, 2\]\)"):
+        run(wrong=True)

@@ -110,12 +110,20 @@ class Collective:
 
 @dataclass(slots=True)
 class Numbered:
-    """A group that ranks made under a number: who did first, where, all who did, and whether it has communicated."""
+    """A group that ranks asked for under a number.
+
+    Attributes:
+        first, location: who asked first, and where.
+        callers: all who did.
+        made: whether one of them is a member.
+        used: whether it has communicated.
+    """
 
     members: tuple[int, ...]
     first: int
     location: Location
     callers: list[int] = field(default_factory=list)
+    made: bool = False
     used: bool = False
 
 
@@ -264,7 +272,7 @@ class Communicators:
         members find each other by that number. The groups that have it, as far as known: the list grows.
 
         Raises:
-            CollectiveMismatchError: one of the members wanted another group under that name.
+            CollectiveMismatchError: a member of a group that others of its members make wanted another one under that name.
         """
         if self.folding is not None:
             self.folding.asked_for(members, f"new_group at {location.file}:{location.line}")
@@ -273,16 +281,15 @@ class Communicators:
         if mine is None:
             numbered.append(mine := Numbered(members, rank, location))
         mine.callers.append(rank)
-        if len(numbered) > 1:
-            for other in numbered:
-                member = (
-                    rank if rank in other.members else next((each for each in other.callers if each in members), None)
-                )
-                if other is not mine and member is not None:
-                    first = other.first if member == rank else member
-                    raise _not_the_same(
-                        f"#{name} of {parent.name}", other, first, Numbered(members, rank, location), rank
-                    )
+        mine.made |= rank in members
+        for other in numbered:
+            if other is mine:
+                continue
+            first = other.first if other.made and rank in other.members else None
+            if first is None and rank in members:  # who was to make this one has made another
+                first = next((each for each in other.callers if each in members), None)
+            if first is not None:
+                raise _not_the_same(f"#{name} of {parent.name}", other, first, Numbered(members, rank, location), rank)
         return numbered
 
     def of(self, rank: int, name: str, members: tuple[int, ...], everybody: bool) -> Communicator:
