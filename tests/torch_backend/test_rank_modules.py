@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 from kernbench.commands.run import command
@@ -198,6 +199,21 @@ def test_what_one_rank_pickles_is_another_ranks_class(run: Run) -> None:
                     "print(json.dumps([[type(each) is Point, each.x] for each in all]))\n",
     }  # fmt: skip
     assert told(run(files, "train.py")) == {rank: [[True, 0], [True, 1]] for rank in range(2)}
+
+
+def test_how_storages_are_loaded_is_said_by_each_rank(run: Run) -> None:
+    """Megatron-Core replaces torch's function by one of its own, which pickle finds by name."""
+    files = {
+        "rm_safe.py": "import torch\ndef load(data):\n    return stock(data)\n"
+                      "stock, torch.storage._load_from_bytes = torch.storage._load_from_bytes, load\n",
+        "train.py": "import json, torch, torch.distributed as dist, rm_safe\ndist.init_process_group('gloo')\n"
+                    "dist.barrier()\nfound = [None, None]\n"
+                    "dist.all_gather_object(found, {'x': torch.ones(2) * (1 + dist.get_rank())})\n"
+                    "print(json.dumps([each['x'].tolist() for each in found]))\n",
+    }  # fmt: skip
+    before = torch.storage._load_from_bytes
+    assert told(run(files, "train.py")) == {rank: [[1.0, 1.0], [2.0, 2.0]] for rank in range(2)}
+    assert torch.storage._load_from_bytes is before
 
 
 def test_a_compiled_module_is_there_once(run: Run, tmp_path: Path) -> None:
