@@ -41,7 +41,10 @@ AUTO = "auto"
 """The name for all of them, where they are needed."""
 
 TOLD = "KERNBENCH_STAND_INS"
-"""The environment variable that tells the processes of a command which packages they can import: their names, with commas."""
+"""The environment variable that tells started processes which packages they can import: their names, with commas."""
+
+_START_UP = Path(__file__).resolve().parent.parent / "runtime_api" / "start_up"
+"""The folder whose ``sitecustomize`` reads :data:`TOLD`."""
 
 
 def stand_in_for(error: BaseException) -> str | None:
@@ -80,9 +83,8 @@ def loads_libraries(files: Iterable[str]) -> str | None:
 
 @contextmanager
 def standing_in(wanted: Iterable[str]) -> Iterator[None]:
-    """For the length of a block, these packages can be imported, and are found by searches for their releases; also by
-    processes that are started within it and join a simulation. ``wanted``: names, references to a :class:`StandIn`
-    (``file.py:object``), or :data:`AUTO`.
+    """For the length of a block, these packages can be imported, and are found by searches for their releases; also by what
+    Python is started within it. ``wanted``: names, references to a :class:`StandIn` (``file.py:object``), or :data:`AUTO`.
 
     Raises:
         ConfigError: there is no such stand-in, or the package is installed and needs none, or is not and has to be.
@@ -101,9 +103,12 @@ def standing_in(wanted: Iterable[str]) -> Iterator[None]:
     path, modules = list(sys.meta_path), set(sys.modules)
     for finders in chosen.values():
         _insert(finders)
-    wanted = [*filter(None, [os.environ.get(TOLD)]), *wanted]
+    told = {}
+    if wanted:
+        names_told = [*filter(None, [os.environ.get(TOLD)]), *wanted]
+        told = {TOLD: ",".join(names_told), "PYTHONPATH": _first_on_path(_START_UP, os.environ.get("PYTHONPATH"))}
     try:
-        with variables_set({TOLD: ",".join(wanted) or None}):
+        with variables_set(told):
             yield
     finally:
         found = [each for finders in chosen.values() for each in finders]
@@ -113,7 +118,7 @@ def standing_in(wanted: Iterable[str]) -> Iterator[None]:
 
 
 def stand_in_as_told(told: str) -> None:
-    """In a process that joins: let it import these packages, the value of :data:`TOLD`, unless its Python has them."""
+    """In a process that is started: let it import these packages, the value of :data:`TOLD`, unless its Python has them."""
     for name in filter(None, told.split(",")):
         stand_in = None if name == AUTO else find(name)
         if name == AUTO or (stand_in is not None and (stand_in.folder is None or not _is_installed(stand_in.name))):
@@ -130,6 +135,11 @@ def of_each_rank(wanted: Iterable[str]) -> list[str]:
 def remarks() -> list[str]:
     """What a run has to say of the stand-ins that its program has imported."""
     return list(TAKEN.values())
+
+
+def _first_on_path(folder: Path, path: str | None) -> str:
+    others = [each for each in (path or "").split(os.pathsep) if each and each != str(folder)]
+    return os.pathsep.join([str(folder), *others])
 
 
 def _whole(name: str) -> str:

@@ -147,6 +147,28 @@ def test_attention_over_ranks_is_that_of_one(way):
     assert max(simulated(worker, ranks=2)) < 1e-2
 
 
+def test_attention_without_fused_kernels(monkeypatch):
+    """Products and a softmax, which are operators of the package's by torch.library."""
+
+    def worker(rank, found):
+        import transformer_engine.pytorch as te
+
+        torch.manual_seed(0)
+        q, k, v = (torch.randn(32, 2, 4, 16, device="cuda", dtype=BF16, requires_grad=True) for _ in range(3))
+        attention = te.DotProductAttention(4, 16, attention_dropout=0.0, attn_mask_type="causal")
+        out = attention(q, k, v)
+        grad = torch.randn_like(out)
+        grads = torch.autograd.grad(out, (q, k, v), grad)
+        expected = F.scaled_dot_product_attention(*(each.permute(1, 2, 0, 3) for each in (q, k, v)), is_causal=True)
+        expected = expected.permute(2, 0, 1, 3).reshape(out.shape)
+        found.append(apart(out, expected))
+        found += [apart(*pair) for pair in zip(grads, torch.autograd.grad(expected, (q, k, v), grad), strict=True)]
+
+    for name in ("NVTE_FLASH_ATTN", "NVTE_FUSED_ATTN"):
+        monkeypatch.setenv(name, "0")
+    assert max(simulated(worker)) < 2e-2
+
+
 def test_further_functions():
     def worker(rank, found):
         import transformer_engine.pytorch as te

@@ -6,6 +6,7 @@ import ctypes
 import ctypes.util
 import importlib
 import importlib.util
+import os
 import sys
 import zlib
 from collections.abc import Callable, Iterator
@@ -384,3 +385,25 @@ def test_each_rank_executes_the_python_of_a_package_that_says_so(
     said = f"{name}.extra is compiled for CUDA, and has no stand-in"
     lines = sorted(line for line in ran.stdout.splitlines() if line.startswith("[rank"))
     assert lines == [f'[rank{rank}] [{[rank] if per_rank else [0, 1]}, "{said}"]' for rank in range(2)]
+
+
+@pytest.mark.parametrize("isolation", ["carrier", "process"])
+def test_a_process_that_a_rank_starts_has_its_stand_ins(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], isolation: str
+) -> None:
+    """As one that writes checkpoints: it imports what defines the function that it is to call."""
+    (tmp_path / "program.py").write_text(
+        "import multiprocessing\nfrom apex.normalization import FusedRMSNorm\n"
+        "def name(results):\n    results.put(FusedRMSNorm.__name__)\n"
+        "if __name__ == '__main__':\n"
+        "    process = multiprocessing.get_context('spawn')\n"
+        "    results = process.Queue()\n"
+        "    started = process.Process(target=name, args=(results,))\n"
+        "    started.start()\n    print(results.get())\n    started.join()\n"
+    )
+    before = os.environ.get("PYTHONPATH")
+    options = ["--no-summary", "--nproc-per-node", "2", "--isolation", isolation, "--stand-in", "apex"]
+    ran = CliRunner().invoke(run_command, [*options, str(tmp_path / "program.py")])
+    assert ran.exit_code == 0, ran.output + capfd.readouterr().err
+    assert sorted(ran.stdout.splitlines()) == [f"[rank{rank}] FusedRMSNorm" for rank in range(2)]
+    assert os.environ.get("PYTHONPATH") == before

@@ -9,6 +9,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
+import kernbench
+from kernbench import SpawnException
 from tests.torch_backend.conftest import Ranks
 
 WORLD = 4
@@ -192,3 +194,63 @@ def test_sum_of_what_each_rank_has_multiplied(ranks: Ranks, backend: str) -> Non
         assert found == [
             whole, [whole[rank]], [whole[rank]], whole if rank == 0 else [], [1.0, 2.0, 3.0, 4.0], whole
         ]  # fmt: skip
+
+
+def test_groups_of_one_number() -> None:
+    """Each rank makes the groups that it is in. torch numbers them alike; one of them may communicate."""
+
+    def body(used: int) -> list[float]:
+        dist.init_process_group("nccl")
+        rank = dist.get_rank()
+        torch.cuda.set_device(rank)
+        own = dist.new_group([rank % 2, rank % 2 + 2])
+        whole = dist.new_group([0, 1, 2, 3])
+        x, y = (torch.full((2,), float(rank), device="cuda") for _ in range(2))
+        if rank % 2 < used:
+            dist.all_reduce(x, group=own)
+        dist.all_reduce(y, group=whole)
+        return [x[0].item(), y[0].item()]
+
+    def run(used: int) -> dict[int, list[float]]:
+        found = {}
+        with kernbench.simulate("dgx_h100") as ctx:
+            ctx.multiprocessing.spawn(lambda rank: found.update({rank: body(used)}), nprocs=4)
+        return found
+
+    for used in range(2):
+        assert run(used) == {rank: [2.0 if used and rank % 2 == 0 else float(rank), 6.0] for rank in range(4)}
+    with pytest.raises(SpawnException) as failed:
+        run(2)
+    assert {type(error) for error in failed.value.errors.values()} == {kernbench.CollectiveMismatchError}
+    words = str(failed.value)
+    assert "new_group #1 of the default group does not match" in words
+    assert "new_group(ranks [0, 2])" in words
+    assert "new_group(ranks [1, 3])" in words
+
+
+def test_groups_whose_members_number_them_alike() -> None:
+    """What others call them is nothing to their members; one who makes another in a group's place is."""
+
+    def body(wrong: bool) -> float:
+        dist.init_process_group("nccl")
+        rank = dist.get_rank()
+        torch.cuda.set_device(rank)
+        x = torch.ones(2, device="cuda")
+        if rank < 2:
+            dist.new_group([rank])
+        groups = [dist.new_group([0, 1]), dist.new_group([2, 3] if rank != 1 or not wrong else [1, 2])]
+        if rank >= 2:
+            dist.new_group([rank])
+        if rank >= 2:
+            dist.all_reduce(x, group=groups[1])
+        return x[0].item()
+
+    def run(wrong: bool) -> dict[int, float]:
+        found = {}
+        with kernbench.simulate("dgx_h100") as ctx:
+            ctx.multiprocessing.spawn(lambda rank: found.update({rank: body(wrong)}), nprocs=4)
+        return found
+
+    assert run(wrong=False) == {0: 1.0, 1: 1.0, 2: 2.0, 3: 2.0}
+    with pytest.raises(SpawnException, match=r"new_group\(ranks \[1, 2\]\)"):
+        run(wrong=True)

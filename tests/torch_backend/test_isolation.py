@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
 import os
 import random
 import sys
@@ -79,6 +81,31 @@ def test_command_line_path_and_working_directory(ranks: Ranks, tmp_path: Path) -
     folders = [before[0] if rank == 1 else str(tmp_path / str(rank)) for rank in range(4)]
     assert ranks(body) == [(folders[rank], [f"--rank={rank}"], f"/nowhere/{rank}") for rank in range(4)]
     assert (os.getcwd(), sys.argv, sys.path) == before
+
+
+def test_where_a_rank_prints(ranks: Ranks) -> None:
+    """One that redirects its output while it waits for the others has its own text there, and they theirs."""
+
+    def body() -> tuple[str, bool]:
+        before, own = sys.stdout, io.StringIO()
+        if dist.get_rank() != 1:
+            with contextlib.redirect_stdout(own):
+                dist.barrier()
+                print(dist.get_rank())
+                dist.barrier()
+                if dist.get_rank() == 0:  # the first to begin ends first
+                    dist.barrier()
+            if dist.get_rank() != 0:
+                dist.barrier()
+        else:
+            for _ in range(3):
+                dist.barrier()
+                print("of rank 1")
+        return own.getvalue(), sys.stdout is before
+
+    outside = sys.stdout
+    assert ranks(body) == [(f"{rank}\n" if rank != 1 else "", True) for rank in range(len(ranks(body)))]
+    assert sys.stdout is outside
 
 
 def test_the_debug_level(ranks: Ranks) -> None:

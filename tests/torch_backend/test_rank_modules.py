@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner, Result
 
 from kernbench.commands.run import command
@@ -143,6 +144,20 @@ def test_packages_with_compiled_parts_are_shared(run: Run) -> None:
     assert told(result) == {rank: [[0, 1], [0, 1]] for rank in range(2)}
 
 
+def test_plugins_are_those_of_whom_they_are_loaded_for(run: Run) -> None:
+    """pluggy, which all ranks share, loads a rank's plugins: they extend what that rank has of its own."""
+    records = "[rm_plugins]\nrm_plugin = rm_plugin\n"
+    files = {
+        "lib/rm_plugin.py": "import rm_host\nPART = rm_host.Part()\n", "lib/rm_host.py": "class Part:\n    pass\n",
+        "lib/rm_plugin-1.dist-info/METADATA": "Name: rm-plugin\nVersion: 1\n",
+        "lib/rm_plugin-1.dist-info/entry_points.txt": records,
+        "train.py": INSTALLED + "import pluggy, rm_host\nmanager = pluggy.PluginManager('rm')\n"
+                    "manager.load_setuptools_entrypoints('rm_plugins')\ndist.barrier()\n"
+                    "print(json.dumps([type(each.PART) is rm_host.Part for each in manager.get_plugins()]))\n",
+    }  # fmt: skip
+    assert told(run(files, "train.py")) == {rank: [True] for rank in range(2)}
+
+
 def test_an_installed_package_that_cannot_be_executed_twice_is_shared_and_named(run: Run) -> None:
     files = {
         "lib/rm_once/__init__.py": "from rm_once import types\nVALUES = []\n",
@@ -184,6 +199,21 @@ def test_what_one_rank_pickles_is_another_ranks_class(run: Run) -> None:
                     "print(json.dumps([[type(each) is Point, each.x] for each in all]))\n",
     }  # fmt: skip
     assert told(run(files, "train.py")) == {rank: [[True, 0], [True, 1]] for rank in range(2)}
+
+
+def test_how_storages_are_loaded_is_said_by_each_rank(run: Run) -> None:
+    """Megatron-Core replaces torch's function by one of its own, which pickle finds by name."""
+    files = {
+        "rm_safe.py": "import torch\ndef load(data):\n    return stock(data)\n"
+                      "stock, torch.storage._load_from_bytes = torch.storage._load_from_bytes, load\n",
+        "train.py": "import json, torch, torch.distributed as dist, rm_safe\ndist.init_process_group('gloo')\n"
+                    "dist.barrier()\nfound = [None, None]\n"
+                    "dist.all_gather_object(found, {'x': torch.ones(2) * (1 + dist.get_rank())})\n"
+                    "print(json.dumps([each['x'].tolist() for each in found]))\n",
+    }  # fmt: skip
+    before = torch.storage._load_from_bytes
+    assert told(run(files, "train.py")) == {rank: [[1.0, 1.0], [2.0, 2.0]] for rank in range(2)}
+    assert torch.storage._load_from_bytes is before
 
 
 def test_a_compiled_module_is_there_once(run: Run, tmp_path: Path) -> None:

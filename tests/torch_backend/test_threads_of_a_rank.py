@@ -5,6 +5,9 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import multiprocessing
+import pickle
+import pkgutil
 import queue
 import sys
 import threading
@@ -196,6 +199,30 @@ def test_asynchronous_checkpoints(both: Run, tmp_path: Path) -> None:
         return found[f"w{rank}"].tolist()
 
     assert both(body)[0] == [[8.0] * 4, [9.0] * 4]
+
+
+def test_a_manager_of_multiprocessing_serves_a_rank(both: Run) -> None:
+    """Its server is a process that is started with the kinds of locks that it makes."""
+
+    def body() -> Any:
+        with multiprocessing.get_context("spawn").Manager() as manager:
+            results, lock, again = manager.Queue(), manager.Lock(), manager.RLock()
+            with lock, again, again:
+                results.put(dist.get_rank())
+                return _reduced(results.get())
+
+    assert both(body)[0] == [1.0] * 2
+
+
+@pytest.mark.parametrize("name", ["threading:Lock", "threading:RLock", "queue:SimpleQueue"])
+def test_a_kind_of_lock_is_pickled_as_pythons(name: str) -> None:
+    stock = pkgutil.resolve_name(name)
+    kinds = []
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(lambda _: kinds.append(pkgutil.resolve_name(name)), nprocs=1)
+    assert kinds != [stock]
+    for protocol in range(2, pickle.HIGHEST_PROTOCOL + 1):
+        assert pickle.loads(pickle.dumps(kinds[0], protocol)) is stock
 
 
 def test_a_loader_pins_what_its_workers_send(both: Run) -> None:

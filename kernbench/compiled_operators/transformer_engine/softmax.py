@@ -56,9 +56,11 @@ def scaled_aligned_causal_masked_softmax_forward(input: Tensor, scale_factor: fl
 
 
 def scaled_softmax_backward(output_grad: Tensor, softmax_results: Tensor, scale_factor: float) -> Tensor:
-    """The gradient of the scores, where the package's kernels write it: in the place of the gradient that is given."""
-    launch("scaled_softmax_backward", output_grad, softmax_results, output_grad, scale_factor)
-    return output_grad
+    """The gradient of the scores, in memory of its own: the package's Python calls it in an operator of torch's that says
+    that it writes none of its arguments, and torch refuses a result that is one of them."""
+    dx = torch.empty_like(output_grad)
+    launch("scaled_softmax_backward", output_grad, softmax_results, dx, scale_factor)
+    return dx
 
 
 scaled_masked_softmax_backward = scaled_softmax_backward

@@ -1,7 +1,9 @@
-"""Found by every Python that a command under ``kernbench run`` starts: its folder is put first on ``PYTHONPATH``.
+"""Found by every Python that a command under ``kernbench run`` starts, or a program that has stand-ins: its folder is put
+first on ``PYTHONPATH``.
 
-It imports nothing but the standard library's smallest, and does nothing until the process imports torch: then
-:mod:`kernbench.runtime_api.joining` decides whether the process is a rank. The ``sitecustomize`` that it hides is run.
+It lets the process import its program's stand-ins. Else it imports nothing but the standard library's smallest, and
+does nothing until a command's process imports torch: then :mod:`kernbench.runtime_api.joining` decides whether the process is
+a rank. The ``sitecustomize`` that it hides is run.
 """
 
 from __future__ import annotations
@@ -98,6 +100,6 @@ def _run_hidden() -> None:
 
 if os.environ.get("KERNBENCH_JOIN"):
     sys.meta_path.insert(0, _AtImport)
-    if _stand_ins := os.environ.get("KERNBENCH_STAND_INS"):
-        _of_kernbench("stand_ins").stand_in_as_told(_stand_ins)
+if _stand_ins := os.environ.get("KERNBENCH_STAND_INS"):
+    _of_kernbench("stand_ins").stand_in_as_told(_stand_ins)
 _run_hidden()

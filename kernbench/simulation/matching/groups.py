@@ -108,6 +108,25 @@ class Collective:
         return f"{self.signature.op} #{self.sequence} on {self.group.name}"
 
 
+@dataclass(slots=True)
+class Numbered:
+    """A group that ranks asked for under a number.
+
+    Attributes:
+        first, location: who asked first, and where.
+        callers: all who did.
+        made: whether one of them is a member.
+        used: whether it has communicated.
+    """
+
+    members: tuple[int, ...]
+    first: int
+    location: Location
+    callers: list[int] = field(default_factory=list)
+    made: bool = False
+    used: bool = False
+
+
 class Communicator:
     """What all members of a process group share. Collectives are matched by the order in which each member calls them.
 
@@ -141,6 +160,9 @@ class Communicator:
         self.environ: tuple[tuple[str, str], ...] | None = None
         self.made = False
         self.joined: set[int] = set()
+        self._numbered: list[Numbered] = []
+        self._number = ""
+        self._mine: Numbered | None = None
         self._monitors: Communicator | None = None
         self._sips: dict[int, tuple[int, Location]] = {}
 
@@ -148,6 +170,11 @@ class Communicator:
         """A member first communicates with memory of a SIP; who did so before it with the same one, and where."""
         first = self._sips.setdefault(sip, (rank, location))
         return None if first[0] == rank else first
+
+    def number(self, numbered: list[Numbered], title: str) -> None:
+        """It is one of the groups that ranks made under a number; the others' are no members of it."""
+        self._numbered, self._number = numbered, title
+        self._mine = next(each for each in numbered if each.members == self.ranks)
 
     def join(self, rank: int) -> None:
         """A member calls something for which the library must have made it."""
@@ -193,6 +220,10 @@ class Communicator:
             collective = self._open[sequence] = Collective(self, sequence, arrival.signature)
         if collective.error is None and arrival.signature != collective.signature:
             collective.error = _mismatch(collective, arrival)
+        if self._mine is not None:
+            self._mine.used = True
+            if len(self._numbered) > 1 and collective.error is None:
+                collective.error = self._namesake_in_use(self._mine)
         if collective.error is not None:
             return collective, collective.error.again()
         arrivals = collective.arrivals
@@ -200,6 +231,11 @@ class Communicator:
         if len(arrivals) == self.expected:
             del self._open[sequence]
         return collective, None
+
+    def _namesake_in_use(self, mine: Numbered) -> CollectiveMismatchError | None:
+        """Groups of one number meet at one place of the store, where each looks for its own, as soon as two communicate."""
+        other = next((each for each in self._numbered if each.used and each is not mine), None)
+        return None if other is None else _not_the_same(self._number, other, other.first, mine, mine.first)
 
     def __repr__(self) -> str:
         return f"<Communicator {self.name}>"
@@ -216,7 +252,7 @@ class Communicators:
         self.folding: Folding | None = None
         self._made: dict[tuple[str, tuple[int, ...] | None], list[Communicator]] = {}
         self._calls: dict[tuple[int, str, tuple[int, ...] | None], int] = {}
-        self._asked_for: dict[tuple[Communicator, str], tuple[int, tuple[int, ...], Location]] = {}
+        self._asked_for: dict[tuple[Communicator, str], list[Numbered]] = {}
 
     @property
     def members(self) -> set[tuple[int, ...]]:
@@ -229,32 +265,32 @@ class Communicators:
         self._calls.clear()
         self._asked_for.clear()
 
-    def ask_for(self, parent: Communicator, name: str, rank: int, members: tuple[int, ...], location: Location) -> None:
+    def ask_for(
+        self, parent: Communicator, name: str, rank: int, members: tuple[int, ...], location: Location
+    ) -> list[Numbered]:
         """``rank`` wants a part of ``parent``, as its group ``name``: torch numbers groups in the order of the calls, and the
-        members find each other by that number.
+        members find each other by that number. The groups that have it, as far as known: the list grows.
 
         Raises:
-            CollectiveMismatchError: another rank wanted a group of other members under that name.
+            CollectiveMismatchError: a member of a group that others of its members make wanted another one under that name.
         """
         if self.folding is not None:
             self.folding.asked_for(members, f"new_group at {location.file}:{location.line}")
-        first, theirs, there = self._asked_for.setdefault((parent, name), (rank, members, location))
-        if theirs == members:
-            return
-        mine, other = (f"new_group(ranks {list(ranks)})" for ranks in (members, theirs))
-        raise CollectiveMismatchError.between(
-            f"new_group #{name} of {parent.name} does not match between ranks {first} and {rank} (ranks differ):\n"
-            f"  rank {first}: {other} at {there}\n"
-            f"  rank {rank}: {mine} at {location}\n"
-            "Every rank must call new_group for every group, in the same order, also for those that it is no member of: ranks "
-            "that number groups differently do not find each other. With use_local_synchronization=True the members alone do.",
-            parent.name,
-            int(name) if name.isdecimal() else 0,
-            {
-                first: {"operation": "new_group", "ranks": str(list(theirs)), "at": str(there)},
-                rank: {"operation": "new_group", "ranks": str(list(members)), "at": str(location)},
-            },
-        )
+        numbered = self._asked_for.setdefault((parent, name), [])
+        mine = next((each for each in numbered if each.members == members), None)
+        if mine is None:
+            numbered.append(mine := Numbered(members, rank, location))
+        mine.callers.append(rank)
+        mine.made |= rank in members
+        for other in numbered:
+            if other is mine:
+                continue
+            first = other.first if other.made and rank in other.members else None
+            if first is None and rank in members:  # who was to make this one has made another
+                first = next((each for each in other.callers if each in members), None)
+            if first is not None:
+                raise _not_the_same(f"#{name} of {parent.name}", other, first, Numbered(members, rank, location), rank)
+        return numbered
 
     def of(self, rank: int, name: str, members: tuple[int, ...], everybody: bool) -> Communicator:
         """The next one called ``name`` that ``rank`` makes with ``members``; ``everybody``: they are the world."""
@@ -289,4 +325,22 @@ def _mismatch(collective: Collective, arrival: Arrival) -> CollectiveMismatchErr
         collective.group.name,
         collective.sequence,
         {**arrived, arrival.rank: arrival.signature.as_words(arrival.location)},
+    )
+
+
+def _not_the_same(title: str, one: Numbered, first: int, other: Numbered, second: int) -> CollectiveMismatchError:
+    """Ranks ``first`` and ``second`` made these groups under one number."""
+    made = {rank: (f"new_group(ranks {list(each.members)})", each) for rank, each in ((first, one), (second, other))}
+    lines = "".join(f"  rank {rank}: {call} at {each.location}\n" for rank, (call, each) in made.items())
+    number = title.partition(" ")[0].removeprefix("#")
+    return CollectiveMismatchError.between(
+        f"new_group {title} does not match between ranks {first} and {second} (ranks differ):\n{lines}"
+        "Every rank must call new_group for every group, in the same order, also for those that it is no member of: ranks "
+        "that number groups differently do not find each other. With use_local_synchronization=True the members alone do.",
+        title.partition(" of ")[2],
+        int(number) if number.isdecimal() else 0,
+        {
+            rank: {"operation": "new_group", "ranks": str(list(each.members)), "at": str(each.location)}
+            for rank, (_, each) in made.items()
+        },
     )

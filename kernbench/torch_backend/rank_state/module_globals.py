@@ -34,8 +34,9 @@ WATCHED = (
     "torch.distributed.distributed_c10d",
     "torch.distributed.fsdp._fully_shard._fsdp_collectives",
     "torch.distributed.fsdp._fully_shard._fsdp_param_group",
+    "torch.storage",
 )
-"""Modules of torch whose functions programs replace (to count calls, say): what a rank sets there is the rank's own."""
+"""Modules of torch whose functions programs replace (to count calls, to load what is safe): what a rank sets is its own."""
 
 
 def _codes(code: CodeType) -> Iterator[CodeType]:

@@ -2,9 +2,9 @@
 
 Grad mode, autocast, dispatch modes and the like are per thread, and a rank's body has a thread of its own. What remains is
 switched here when another rank than the last one runs: torch's CPU generator, the default dtype, the flags of scaled dot
-product attention, ``os.environ``, ``sys.argv``, ``sys.path``, ``sys.meta_path``, the working directory, ``__main__``, the
-modules of the program, and the globals of ``per_rank_modules``. The generators of ``random`` and ``numpy.random`` are costly to
-switch and rarely used: they follow at a rank's next use of them.
+product attention, ``os.environ``, ``sys.argv``, ``sys.path``, ``sys.meta_path``, ``sys.stdin``, ``sys.stdout``,
+``sys.stderr``, the working directory, ``__main__``, the modules of the program, and the globals of ``per_rank_modules``. The
+generators of ``random`` and ``numpy.random`` are costly to switch and rarely used: they follow at a rank's next use of them.
 """
 
 from __future__ import annotations
@@ -86,7 +86,9 @@ _GENERATOR = torch.default_generator
 class _Saved:
     """One rank's process-wide state while another rank runs."""
 
-    __slots__ = ("argv", "environ", "excepthook", "finders", "flags", "folder", "generator", "given", "main", "path")
+    __slots__ = (
+        "argv", "environ", "excepthook", "finders", "flags", "folder", "generator", "given", "main", "path", "streams",
+    )  # fmt: skip
 
     generator: torch.Tensor | None  # None: a rank's that has not run yet
     flags: tuple[Any, ...]
@@ -96,6 +98,7 @@ class _Saved:
     argv: list[str]
     path: list[str]
     finders: list[Any]  # sys.meta_path: a test runner's finder, say, has what it knows of its own session
+    streams: tuple[Any, Any, Any]  # redirect_stdout, say, sets what the rank alone is to print to
     folder: str | None  # the working directory, once a rank has changed its own
     given: dict[Any, Any]  # the variables that a rank started with
 
@@ -188,7 +191,7 @@ class ProcessState:
         saved.environ = self._environ._data
         saved.main = sys.modules.get("__main__")
         saved.argv, saved.path, saved.excepthook = sys.argv, sys.path, sys.excepthook
-        saved.finders = sys.meta_path
+        saved.finders, saved.streams = sys.meta_path, (sys.stdin, sys.stdout, sys.stderr)
         saved.folder = os.getcwd() if self._folders_differ else None
         state = self._saved.get(rank)
         if state is None:
@@ -205,7 +208,7 @@ class ProcessState:
                     write(value)
         self._environ._data = state.environ
         sys.argv, sys.path, sys.excepthook = state.argv, state.path, state.excepthook
-        sys.meta_path = state.finders
+        sys.meta_path, (sys.stdin, sys.stdout, sys.stderr) = state.finders, state.streams
         if self._folders_differ and (folder := state.folder or self._folder) != saved.folder:
             _chdir(folder)
         if state.main is not None:
@@ -276,7 +279,7 @@ class ProcessState:
         fresh.flags = (*main.flags[:_ATTENTION], order, *main.flags[_ATTENTION + 1 :])
         fresh.main = self.main_modules.get(rank, main.main)
         fresh.argv, fresh.path, fresh.folder = [*main.argv], [*main.path], None
-        fresh.excepthook, fresh.finders = main.excepthook, _RankFinders(main.finders)
+        fresh.excepthook, fresh.finders, fresh.streams = main.excepthook, _RankFinders(main.finders), main.streams
         return fresh
 
     def _encoded(self, variables: dict[str, str]) -> dict[Any, Any]:

@@ -36,8 +36,8 @@ RELIES_ON = (
 )  # fmt: skip
 
 
-_AGENTS = sys.stdlib_module_names | {"_frozen_importlib", "_frozen_importlib_external"}
-"""Modules that import for others: what asked them is who imports."""
+_AGENTS = sys.stdlib_module_names | {"_frozen_importlib", "_frozen_importlib_external", "pluggy"}
+"""Modules that import for others, plugins by their entry points, say: what asked them is who imports."""
 
 _NONE: frozenset[str] = frozenset()
 

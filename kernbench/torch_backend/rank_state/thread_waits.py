@@ -8,8 +8,10 @@ rank that has one thread waits as Python does; a limit of such a wait passes in 
 from __future__ import annotations
 
 import _thread
+import copyreg
 import functools
 import multiprocessing.connection
+import pkgutil
 import queue
 import threading
 import time
@@ -48,9 +50,9 @@ RELIES_ON = (
 def install(patches: Patches, threads: RankThreads) -> None:
     """Replace where threads wait."""
     _older.clear()
-    patches.set(threading, "Lock", _makes(_stock_lock, Lock, threads))
-    patches.set(threading, "RLock", _makes(_stock_rlock, ReentrantLock, threads))
-    patches.set(queue, "SimpleQueue", _makes(_Queue, _PythonQueue))
+    patches.set(threading, "Lock", _makes("threading:Lock", _stock_lock, Lock, threads))
+    patches.set(threading, "RLock", _makes("threading:RLock", _stock_rlock, ReentrantLock, threads))
+    patches.set(queue, "SimpleQueue", _makes("queue:SimpleQueue", _Queue, _PythonQueue))
     patches.set(threading.Condition, "wait", _waits_for_notice(threads))
     for module, name in ((threading, "_time"), (queue, "time")):  # by which limits of waits are computed
         patches.set(module, name, _shows_time(threads, getattr(module, name)))
@@ -160,13 +162,23 @@ def _waits_outside(
 # -- locks ---------------------------------------------------------------------------------------------------------------
 
 
-def _makes(stock: Callable[[], Any], kind: type, *needs: Any) -> type:
+class _Stock(type):
+    """A class that stands for one of Python's. Pickled it is that one, as another process has it."""
+
+    name: str  # module:name
+
+
+copyreg.pickle(_Stock, lambda made: (pkgutil.resolve_name, (made.name,)))
+
+
+def _makes(name: str, stock: Callable[[], Any], kind: type, *needs: Any) -> type:
     """What stands for a kind of lock or queue: a rank's program gets one by which its threads can wait for each other."""
 
-    class Made:
+    class Made(metaclass=_Stock):
         def __new__(cls) -> Any:
             return kind(*needs) if is_in_rank() else stock()
 
+    Made.name = name
     Made.__name__ = Made.__qualname__ = getattr(stock, "__name__", "")
     return Made
 
