@@ -141,6 +141,12 @@ class Streams:
         whole = self._touch(op, tensors.whole, host, access)
         return [(whole._replace(nbytes=tensors.nbytes), len(tensors))]
 
+    def name_for(self, host: Host, stream: str) -> str:
+        """The name that a group's stream has for one of its members."""
+        if host.rank is not None and host.sip != self._hosts.sips[host.rank]:
+            return f"{stream} of rank {host.rank}"  # it drives another rank's SIP: their collectives must not queue up
+        return stream
+
     def post(self, host: Host, name: str, stream: str, payload: Sequence[torch.Tensor]) -> Operation:
         """An operation of this rank on ``stream`` that passes ``payload`` to others. It starts when they have come, and its
         values are to come; the host pays the launch."""
@@ -148,10 +154,7 @@ class Streams:
             listener()
         if self._hosts.observing:
             self._hosts.forbid_observers("communicate")
-        if host.rank is not None and host.sip != self._hosts.sips[host.rank]:
-            stream = (
-                f"{stream} of rank {host.rank}"  # it drives another rank's SIP: their collectives must not queue up
-            )
+        stream = self.name_for(host, stream)
         spent = host.launch(self._costs.overhead)
         op = Operation(name, "collective", host.rank, host.sip, stream, host.clock)
         op.host = spent

@@ -12,7 +12,7 @@ waited for.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,13 +69,13 @@ class _Pending:
     Attributes:
         operations: all must be done.
         future: torch's.
-        tensors: its value.
+        results: give its value once they are done.
         awaited: whether the rank's stream waits for them: then the value may be used, as with NCCL.
     """
 
     operations: Sequence[Operation]
     future: Any
-    tensors: list[torch.Tensor]
+    results: Callable[[], list[torch.Tensor]]
     awaited: bool = False
 
     @property
@@ -91,7 +91,7 @@ class _Pending:
         if error is not None:
             self.future.set_exception(error)
         else:
-            self.future.set_result(self.tensors)
+            self.future.set_result(self.results())
 
 
 class Futures:
@@ -155,10 +155,12 @@ class Futures:
 
         patches.set(_Reducer, "_delay_all_reduce", delayed)
 
-    def make(self, operations: Sequence[Operation], tensors: Sequence[torch.Tensor], *, awaited: bool = False) -> Any:
-        """A future of this rank that completes with ``tensors`` when ``operations`` are done, or have been ``awaited``."""
+    def make(
+        self, operations: Sequence[Operation], results: Callable[[], list[torch.Tensor]], *, awaited: bool = False
+    ) -> Any:
+        """A future of this rank that completes with ``results`` when ``operations`` are done, or have been ``awaited``."""
         future: Any = torch.futures.Future()
-        pending = _Pending(operations, future, list(tensors), awaited)
+        pending = _Pending(operations, future, results, awaited)
         if pending.done:
             self._complete(pending)
             return future

@@ -18,16 +18,18 @@ import torch
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.errors import CallError
 from kernbench.simulation.memory.tensor_queries import plain
-from kernbench.torch_backend.process_groups import monitored_barrier, nccl_rules
+from kernbench.torch_backend.process_groups import flat_lists, monitored_barrier, nccl_rules
 from kernbench.torch_backend.process_groups.arguments import (
     Tensors,
     cells_of,
     one_tensor,
     reduction_of,
+    require_contiguous,
     root_of,
     tensor_list,
 )
 from kernbench.torch_backend.process_groups.dispatched import any_reduction, as_lists, as_sizes, as_tensors, dispatched
+from kernbench.torch_backend.process_groups.flat_lists import FlatList
 from kernbench.torch_backend.process_groups.group_class import GroupClass
 from kernbench.torch_backend.process_groups.posting_group import PostingGroup
 from kernbench.torch_backend.process_groups.work import Work
@@ -108,16 +110,24 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
             nccl_rules.member("reduce", root, self.size())
         reduction = reduction_of(op if op is not None else opts if hasattr(opts, "reduceOp") else None)
         outputs = (tensor,) if root == self._rank else ()
-        return self._post(
+        work = self._post(
             "reduce", (tensor,), outputs, opts, shape=tuple(tensor.shape),
             dtype=tensor.dtype, reduction=reduction, root=root,
         )  # fmt: skip
+        work.tensors = (tensor,)  # also where nothing is written, as torch's works have it
+        return work
 
     @dispatched("allgather_", lambda group, got, given, *_: (as_lists(got), as_tensors(given), group))
     def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Work:
         outputs, tensor = tensor_list(output_tensors), one_tensor(input_tensors)
         shape, splits = self._cells("all_gather", "gives", tensor, "output", outputs)
-        return self._post("all_gather", (tensor,), outputs, opts, shape=shape, dtype=tensor.dtype, splits=splits)
+        flat = self._flat("all_gather", tensor, outputs)
+        work = self._post("all_gather", (tensor,), outputs, opts, shape=shape, dtype=tensor.dtype, splits=splits)
+        if flat is not None:
+            work.operations = (*work.operations, flat.copy(work.operation.stream))
+            work.flat = flat
+            flat.write()
+        return work
 
     @dispatched("_allgather_base_", lambda group, got, given, *_: (got, given, group))
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
@@ -192,10 +202,16 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
         tensor = one_tensor(output_tensors, "reduce_scatter", self.backend_name)
         inputs = tensor_list(input_tensors)
         shape, splits = self._cells("reduce_scatter", "wants", tensor, "input", inputs)
-        return self._post(
+        flat = self._flat("reduce_scatter", tensor, inputs)
+        if flat is not None:
+            host = self.simulation.hosts.current()
+            flat.copy(self.simulation.streams.name_for(host, self.communicator.stream), behind=host.stream)
+        work = self._post(
             "reduce_scatter", inputs, (tensor,), opts, shape=shape, dtype=tensor.dtype, splits=splits,
             reduction=reduction_of(opts),
         )  # fmt: skip
+        work.stashed = flat
+        return work
 
     @dispatched("_reduce_scatter_base_", lambda group, got, given, *_: (got, given, group, any_reduction()))
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
@@ -244,6 +260,12 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
         opts: Any = None,
     ) -> Work:
         """Rows ``input_split_sizes[j]`` of ``input`` go to rank j; without sizes, dimension 0 is cut evenly."""
+        for sizes in (output_split_sizes, input_split_sizes):
+            if isinstance(sizes, torch.Tensor):
+                raise TypeError(
+                    "all_to_all_single(): incompatible function arguments: split sizes are a list of numbers, found a Tensor; "
+                    "give its tolist()"
+                )
         output, input = plain(output), plain(input)
         outputs = self._rows("output", output, output_split_sizes)
         inputs = self._rows("input", input, input_split_sizes)
@@ -253,7 +275,7 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
 
     alltoall_base = all_to_all_single
 
-    def _rows(self, what: str, tensor: torch.Tensor, sizes: Sequence[int] | torch.Tensor | None) -> Tensors:
+    def _rows(self, what: str, tensor: torch.Tensor, sizes: Sequence[int] | None) -> Tensors:
         rows = tensor.shape[0] if tensor.dim() else 0
         sizes = (
             [] if sizes is None else [operator.index(size) for size in sizes]
@@ -293,6 +315,13 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
             )
         even = all(size == sizes[0] for size in sizes)
         return (tuple(own.shape), None) if even else (sizes, sizes)
+
+    def _flat(self, op: str, own: torch.Tensor, parts: Tensors) -> FlatList | None:
+        """What torch makes of the list of a call, if it makes something of it."""
+        if own.numel() and self._is_nccls(own) and flat_lists.takes_one(parts):
+            require_contiguous(op, (own,))
+            return FlatList(self.simulation, parts)
+        return None
 
     def _check_count(self, op: str, what: str, tensors: Tensors, numel: int | None = None) -> None:
         if len(tensors) != self.size():

@@ -68,6 +68,17 @@ def _is_modelled(backend: str) -> bool:
     return False
 
 
+def _require_known(backend: str) -> None:
+    """Raise AssertionError, as torch does, of a name that is neither a backend of torch nor registered by the program."""
+    for part in backend.split(","):
+        _, colon, name = part.rpartition(":")
+        if name.lower() in MODELLED or name.upper() in c10d.Backend._plugins:
+            continue
+        raise AssertionError(
+            f"Unknown c10d backend type {name.upper()}" if colon else f"Unknown backend type {name.lower()}"
+        )
+
+
 class GroupMaker:
     """Makes the process groups of one world's ranks.
 
@@ -190,6 +201,7 @@ def make_helper(current: Callable[[], GroupMaker], stock: Callable[..., Any]) ->
             numbered = []
             members, group_rank = maker.default_members(group_size, group_rank, prefixed)
         config = str(c10d.BackendConfig(c10d.Backend(str(backend))))
+        _require_known(str(backend))
         group = maker.make(
             members=members, rank=group_rank, backend=str(backend), timeout=timeout, name=group_name,
             description=group_desc or "undefined", store=prefixed,

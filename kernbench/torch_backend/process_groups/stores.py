@@ -136,6 +136,9 @@ def _keys_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
 class CooperativeStore(dist.Store):
     """``torch.distributed.Store`` over :class:`Contents`."""
 
+    timeout: timedelta
+    """C++'s, of virtual time: a ``PrefixStore`` sets it without asking Python."""
+
     def __init__(self, host: StoreHost, contents: Contents, timeout: timedelta = default_pg_timeout) -> None:
         super().__init__()
         assert host.simulation is not None
@@ -143,7 +146,7 @@ class CooperativeStore(dist.Store):
         self._host = host
         self._simulation = host.simulation
         self._contents = contents
-        self._timeout = timeout
+        self.set_timeout(timeout)
 
     def on_contents(self, name: str, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Call a method that works on the contents, where they are."""
@@ -152,7 +155,7 @@ class CooperativeStore(dist.Store):
             give_way()
         forward = self._host.forward
         if forward is not None:
-            return forward(self._contents.key, self._timeout, name, args, kwargs)
+            return forward(self._contents.key, self.timeout, name, args, kwargs)
         if give_way is None or give_way.conflicts is None:
             return method(self, *args, **kwargs)
         waits = name in _WAITING
@@ -178,7 +181,7 @@ class CooperativeStore(dist.Store):
             return
         simulation = self._simulation
         me = simulation.hosts.current()
-        limit = self._timeout if timeout is None else timeout
+        limit = self.timeout if timeout is None else timeout
         there = Condition(f"store wait for {what}", me.rank)
         seconds = limit.total_seconds()
 
@@ -223,15 +226,6 @@ class CooperativeStore(dist.Store):
             self._simulation.polls.look(f"store key {what}")
 
     # -- torch.distributed.Store -------------------------------------------------------------------------------------
-
-    @property
-    def timeout(self) -> timedelta:
-        """How long ``get`` and ``wait`` wait, virtual time."""
-        return self._timeout
-
-    def set_timeout(self, timeout: timedelta) -> None:
-        """Change it."""
-        self._timeout = timeout
 
     @_on_contents
     def set(self, key: str, value: Any) -> None:
@@ -345,7 +339,7 @@ class CooperativeStore(dist.Store):
 
     def clone(self) -> CooperativeStore:
         """Another store over the same contents."""
-        return CooperativeStore(self._host, self._contents, self._timeout)
+        return CooperativeStore(self._host, self._contents, self.timeout)
 
     @_on_contents
     def barrier(self, key: str, world_size: int, timeout: timedelta | None = None) -> None:
@@ -394,13 +388,17 @@ class HashStore(CooperativeStore):
 
 def _prefixes(prefix_store: Any) -> bool:
     class Own(dist.Store):
+        timeout: timedelta
+
         def set(self, key: str, value: Any) -> None:
             seen.append(key)
 
     seen: list[str] = []
-    own = Own()
-    prefix_store("a", own).set("b", "1")
-    return seen == ["a/b"]
+    own, limit = Own(), timedelta(seconds=7)
+    outer = prefix_store("a", own)
+    outer.set("b", "1")
+    outer.set_timeout(limit)
+    return seen == ["a/b"] and own.timeout == limit
 
 
 CLASSES: dict[str, Any] = {"TCPStore": TCPStore, "FileStore": FileStore, "HashStore": HashStore}
@@ -419,8 +417,10 @@ RELIES_ON = (
     Reliance("torch.distributed.Store", "stores of C++ call the methods of one of Python", subclassed=True, has=(
         "set", "get", "add", "check", "wait", "compare_set", "delete_key", "num_keys", "append", "multi_get", "multi_set",
         "has_extended_api", "queue_push", "queue_pop", "queue_len", "list_keys", "clone",
+        "timeout", "set_timeout",
     )),
-    Reliance("torch.distributed.PrefixStore", "it calls the Python methods of the store that it is given", holds=_prefixes),
+    Reliance("torch.distributed.PrefixStore", "it calls the Python methods of the store that it is given, and sets its timeout",
+             holds=_prefixes),
 )  # fmt: skip
 
 

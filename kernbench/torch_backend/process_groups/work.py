@@ -13,6 +13,7 @@ import torch.distributed as dist
 from kernbench.errors import KernbenchError
 from kernbench.sim_engine.operation import Operation
 from kernbench.simulation.simulation import Simulation
+from kernbench.torch_backend.process_groups.flat_lists import FlatList
 from kernbench.torch_backend.process_groups.futures import Futures
 
 
@@ -26,8 +27,14 @@ class Work(dist.Work):
         tensors: what they write on this rank.
         source: asked by ``source_rank`` once it is done.
         on_stream: :meth:`wait` lets the current stream wait and the host go on, as NCCL's does; else the host waits too.
+
+    Attributes:
+        flat: what its tensors are copied from, which is what it shows as its result; None: they are that themselves.
+        stashed: memory that it keeps until it has been waited for.
     """
 
+    flat: FlatList | None = None
+    stashed: FlatList | None = None
     _future: Any = None
     _awaited = False
     future_waits = False
@@ -59,7 +66,7 @@ class Work(dist.Work):
         if graph is not None:
             host = self._simulation.hosts.current()
             stream, operations = host.stream, self.operations
-            graph.add(lambda: graph.on_stream(host, stream, lambda: [graph.works[op].wait() for op in operations]))
+            graph.add(lambda: graph.on_stream(host, stream, lambda: _wait_again(graph, host, operations)))
         on_stream = self.on_stream and os.environ.get("TORCH_NCCL_BLOCKING_WAIT", "0") in ("", "0")
         wait = self._simulation.wait_on_stream if on_stream else self._simulation.waits.wait
         for op in self.operations:
@@ -67,6 +74,7 @@ class Work(dist.Work):
         if self._futures is not None and self._futures.outstanding:
             self._futures.settle(self._future)
         self._awaited = True
+        self.stashed = None
         return True
 
     @property
@@ -102,7 +110,10 @@ class Work(dist.Work):
     def result(self) -> list[torch.Tensor]:
         """The tensors that it wrote; waits for them."""
         self.wait()
-        return list(self.tensors)
+        return self._results()
+
+    def _results(self) -> list[torch.Tensor]:
+        return list(self.tensors) if self.flat is None else [self.flat.tensor()]
 
     def source_rank(self) -> int:
         """Number in the group of the rank that a received message came from."""
@@ -119,7 +130,7 @@ class Work(dist.Work):
                 self.wait()
             if self._futures is None:
                 raise KernbenchError("futures of collectives need ranks with threads: spawn with isolation='carrier'")
-            self._future = self._futures.make(self.operations, self.tensors, awaited=self._awaited)
+            self._future = self._futures.make(self.operations, self._results, awaited=self._awaited)
         return self._future
 
     def get_future_result(self) -> Any:
@@ -128,3 +139,12 @@ class Work(dist.Work):
 
     _source_rank = source_rank
     getFuture = get_future
+
+
+def _wait_again(graph: Any, host: Any, operations: Sequence[Operation]) -> None:
+    """In a replay: wait for what stands for collectives of the capture now, and for what follows them on their streams."""
+    for op in operations:
+        if op in graph.works:
+            graph.works[op].wait()
+        elif op.stream in host.tails:
+            host.let_wait(host.stream, (host.tails[op.stream],))

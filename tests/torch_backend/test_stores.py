@@ -1,0 +1,67 @@
+"""What stores and groups take from programs that reach them through torch's own C++ objects."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import kernbench
+
+ISOLATIONS = ["carrier", "process"]
+
+
+def ranks(program: Callable[[int], Any], isolation: str = "carrier", backend: str = "gloo") -> None:
+    def worker(rank: int) -> None:
+        if backend == "nccl":
+            torch.cuda.set_device(rank)
+        dist.init_process_group(backend)
+        program(rank)
+        dist.destroy_process_group()
+
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=2, isolation=isolation)
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+def test_a_timeout_that_is_set_through_prefixes_holds(isolation: str) -> None:
+    def program(rank: int) -> None:
+        store = dist.distributed_c10d._get_default_store()
+        assert type(store) is dist.PrefixStore
+        begin = time.monotonic()
+        inner = dist.PrefixStore("inner", store)
+        for each, seconds in ((store, 2), (inner, 3)):
+            each.set_timeout(timedelta(seconds=seconds))
+            assert store.underlying_store.timeout == timedelta(seconds=seconds)
+            with pytest.raises(dist.DistStoreError, match=f"wait timeout after {seconds}000ms"):
+                each.get("never")
+        assert time.monotonic() - begin == pytest.approx(5, abs=0.1)  # virtual
+
+    ranks(program, isolation)
+
+
+@pytest.mark.parametrize(
+    ("backend", "words"),
+    [("foo", "Unknown backend type foo"), ("cpu:gloo,cuda:foo", "Unknown c10d backend type FOO")],
+)
+def test_a_backend_that_there_is_not_is_refused(backend: str, words: str) -> None:
+    def program(rank: int) -> None:
+        with pytest.raises(AssertionError, match=f"^{words}$"):
+            dist.new_group(backend=backend)
+
+    ranks(program)
+
+
+def test_split_sizes_are_lists() -> None:
+    def program(rank: int) -> None:
+        into, given = torch.empty(2, device="cuda"), torch.ones(2, device="cuda")
+        dist.all_to_all_single(into, given, [1, 1], list(torch.ones(2, dtype=torch.int64)))  # of whatever is a number
+        with pytest.raises(TypeError, match="incompatible function arguments"):
+            dist.all_to_all_single(into, given, torch.ones(2, dtype=torch.int64))
+
+    ranks(program, backend="nccl")
