@@ -231,7 +231,7 @@ class Communicators:
 
     def ask_for(self, parent: Communicator, name: str, rank: int, members: tuple[int, ...], location: Location) -> None:
         """``rank`` wants a part of ``parent``, as its group ``name``: torch numbers groups in the order of the calls, and the
-        members find each other by that number.
+        members find each other by that number. Ranks that each want one of themselves alone have nobody to find.
 
         Raises:
             CollectiveMismatchError: another rank wanted a group of other members under that name.
@@ -239,7 +239,7 @@ class Communicators:
         if self.folding is not None:
             self.folding.asked_for(members, f"new_group at {location.file}:{location.line}")
         first, theirs, there = self._asked_for.setdefault((parent, name), (rank, members, location))
-        if theirs == members:
+        if theirs == members or (theirs == (first,) and members == (rank,)):
             return
         mine, other = (f"new_group(ranks {list(ranks)})" for ranks in (members, theirs))
         raise CollectiveMismatchError.between(

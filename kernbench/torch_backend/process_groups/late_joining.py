@@ -146,7 +146,11 @@ class _Waiting:
     """
 
     def __init__(
-        self, join: Join | None, named: Callable[[], tuple[int, int] | None], gpus: NodeGpus, refusal: str = _NO_RANK_YET
+        self,
+        join: Join | None,
+        named: Callable[[], tuple[int, int] | None],
+        gpus: NodeGpus,
+        refusal: str = _NO_RANK_YET,
     ) -> None:
         self._join = join
         self._refusal = refusal

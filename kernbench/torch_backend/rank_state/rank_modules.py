@@ -106,7 +106,11 @@ class RankModules:
         Not those that a shared module has something of: it would go on with main's.
         """
         loaded = {name: found for name in self._imported if isinstance(found := sys.modules.get(name), ModuleType)}
-        own = {name for name, module in loaded.items() if _is_top(name) and module.__spec__ and self._is_own(module.__spec__)}
+        own = {
+            name
+            for name, module in loaded.items()
+            if _is_top(name) and module.__spec__ and self._is_own(module.__spec__)
+        }
         shared = [module for name, module in loaded.items() if _top(name) not in own]
         while shared:
             for top in _packages_in(shared.pop()) & own & self._installed:
