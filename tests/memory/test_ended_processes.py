@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 import torch.distributed as dist
 
@@ -22,4 +24,4 @@ def test_what_cuda_and_nccl_took_is_free_though_a_tensor_is_kept() -> None:
         for _ in range(3):
             ctx.multiprocessing.spawn(worker, nprocs=1)
         assert [tensor.sum().item() for tensor in kept] == [1 << 20] * 3
-    assert [before - after for before, after in zip(free, free[1:], strict=False)] == [20 << 20] * 2
+    assert [before - after for before, after in itertools.pairwise(free)] == [20 << 20] * 2
