@@ -1,4 +1,4 @@
-"""Ranks that a script under ``kernbench run`` spawns itself have what processes have, and the script what it has beside them."""
+"""Ranks that a script under ``kernbench run`` spawns itself have what processes have, and the script its own."""
 
 from __future__ import annotations
 

@@ -490,8 +490,8 @@ class ProcessMemories:
         return process_overhead(self._arch) if self.counts_overhead else Overhead()
 
     def open(self, host: Host, sip: int, index: int) -> ProcessMemory:
-        """The memory of a process that has not used this SIP before; those that have ended leave what they cached, and what CUDA
-        and its libraries took. Their tensors that somebody still has stay."""
+        """The memory of a process that has not used this SIP before; those that have ended leave what they cached, and what
+        CUDA and its libraries took. Their tensors that somebody still has stay."""
         kept = []
         for each in self.opened:
             if not self.is_alive(each.host):
