@@ -38,8 +38,8 @@ from kernbench.torch_backend.rank_state.process_state import rank_variables
 from kernbench.torch_backend.rank_state.rank_modules import SPAWNED_MAIN, RankModules
 
 NO_RANK = (
-    "the script itself had no simulated GPU, only the number of them: with --isolation process it is no rank, only what it spawns "
-    "is. --nproc-per-node 1 makes it one"
+    "the script itself had no simulated GPU, only the number of them: with --isolation process it is no rank, only what it "
+    "spawns is. --nproc-per-node 1 makes it one"
 )
 
 
