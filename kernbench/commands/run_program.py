@@ -147,7 +147,7 @@ def run(asked: RunOptions, program: str, args: tuple[str, ...], variables: dict[
             elif compiled is None or asked.nproc_per_node is None:
                 assert compiled is not None
                 if asked.isolation == "process":
-                    ctx.simulation.remarks.setdefault(_NO_RANK)
+                    ctx.simulation.remarks.setdefault(launcher.NO_RANK)
                 beside = _beside(ctx, handle.path, asked) if asked.isolation == "carrier" else None
                 with nullcontext() if beside is None else closing(beside):
                     launcher.run_once(
@@ -170,7 +170,7 @@ def run(asked: RunOptions, program: str, args: tuple[str, ...], variables: dict[
             if compiled is None or asked.nproc_per_node is not None or not failures.script(error, compiled.file):
                 raise
             if asked.isolation == "process":
-                click.echo(_NO_RANK, err=True)
+                click.echo(launcher.NO_RANK, err=True)
             errors = {0: error}
         finally:
             ctx.simulation.scheduler.on_first_failure = None
@@ -226,12 +226,6 @@ class Outputs:
         except OutputError as error:
             self.failed = error.exit_code
             click.echo(f"kernbench: error: {error}", err=True)
-
-
-_NO_RANK = (
-    "the script itself had no simulated GPU: with --isolation process it is no rank, only what it spawns is. "
-    "--nproc-per-node 1 makes it one"
-)
 
 
 def _beside(ctx: RuntimeContext, system: Path, asked: RunOptions) -> RunBeside | None:

@@ -24,6 +24,7 @@ from kernbench.errors import KernbenchError
 from kernbench.runtime_api import started_processes
 from kernbench.runtime_api.context import RuntimeContext, simulate
 from kernbench.runtime_api.multiprocessing import Multiprocessing, ProcessContext, SpawnCall
+from kernbench.runtime_api.spawned_ranks import with_arguments
 from kernbench.scheduler import Rank
 from kernbench.scheduler.carrier import current_carrier
 from kernbench.simulation.ranks.failures import SpawnException
@@ -187,7 +188,7 @@ def simulated_gpu(system: str | TopologyHandle = "dgx_h100", **options: Any) -> 
     patches = Patches()
     with simulate(system, **options) as ctx:
         adoption = Adoption(ctx.simulation, ctx.multiprocessing)
-        started_processes.install(patches, ctx.simulation.remarks.setdefault, adoption.spawn)
+        started_processes.install(patches, ctx.simulation.remarks.setdefault, with_arguments(adoption.spawn))
         try:
             with adoption:
                 yield ctx

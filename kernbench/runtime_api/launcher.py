@@ -24,13 +24,23 @@ from kernbench.runtime_api import started_processes
 from kernbench.runtime_api.adoption import Adoption
 from kernbench.runtime_api.at_exit import AtExit
 from kernbench.runtime_api.context import RuntimeContext
+from kernbench.runtime_api.spawned_ranks import SpawnedRanks, with_arguments
 from kernbench.scheduler import RaisedElsewhere, user_traceback
 from kernbench.scheduler.crew import current_member
+from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus
+from kernbench.torch_backend.gpu.names.cuda_names import properties_of
+from kernbench.torch_backend.gpu.tools import inventory
 from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.process_groups import late_joining
 from kernbench.torch_backend.rank_state import marked_source
 from kernbench.torch_backend.rank_state.output import TORCHRUN_PREFIX, rank_streams
 from kernbench.torch_backend.rank_state.process_state import rank_variables
-from kernbench.torch_backend.rank_state.rank_modules import RankModules
+from kernbench.torch_backend.rank_state.rank_modules import SPAWNED_MAIN, RankModules
+
+NO_RANK = (
+    "the script itself had no simulated GPU, only the number of them: with --isolation process it is no rank, only what it "
+    "spawns is. --nproc-per-node 1 makes it one"
+)
 
 
 @dataclass(frozen=True)
@@ -74,14 +84,23 @@ class RankProgram:
         marked = marked_source.compiled(Path(self.file).read_bytes(), self.file)
         return replace(self, code=marked)
 
-    def fresh_main(self) -> ModuleType:
+    def fresh_main(self, name: str = "__main__") -> ModuleType:
         """A ``__main__`` that has not run yet."""
-        main = ModuleType("__main__")
+        main = ModuleType(name)
         main.__file__ = self.file
         main.__package__ = self.package
         vars(main)["__builtins__"] = builtins
         vars(main)["__cached__"] = None
         return main
+
+    def execute(self, main: ModuleType) -> None:
+        """As ``main``, in the running rank.
+
+        In code of its own: ``torch.compile`` keeps what it has compiled with the code, for the globals that it saw.
+        """
+        if self.package:
+            importlib.import_module(self.package)
+        exec(marshal.loads(marshal.dumps(self.code)), vars(main))
 
 
 @contextmanager
@@ -139,12 +158,9 @@ def run_ranks(
         }
 
     def body(rank: int) -> None:
-        if program.package:
-            importlib.import_module(program.package)
-        # code of its own: torch.compile keeps what it has compiled with the code, for the globals that it saw
         with nullcontext() if at_exit is None else at_exit.program():
             try:
-                exec(marshal.loads(marshal.dumps(program.code)), vars(mains[rank]))
+                program.execute(mains[rank])
             except (KeyboardInterrupt, GreenletExit) as error:
                 if ctx.simulation.scheduler.interrupted or ctx.simulation.scheduler.aborting:
                     raise
@@ -155,7 +171,8 @@ def run_ranks(
     at_exit = _at_exit(ctx, patches) if isolation == "carrier" else None
     if isolation == "process":
         import torch.distributed.fsdp  # noqa: F401  what many programs import, and takes long: once, not in every rank
-    started_processes.install(patches, ctx.simulation.remarks.setdefault, ctx.multiprocessing.spawn)
+    remark = ctx.simulation.remarks.setdefault
+    started_processes.install(patches, remark, with_arguments(ctx.multiprocessing.spawn))
     ctx.multiprocessing.configure = configure
     try:
         with (
@@ -186,16 +203,27 @@ def run_once(
     program = program.within(ctx)
     patches = Patches()
     main = program.fresh_main()
+    loaded = frozenset(sys.modules)
     adoption = Adoption(ctx.simulation, ctx.multiprocessing) if isolation == "carrier" else None
     at_exit = None if adoption is None else _at_exit(ctx, patches)
 
     def who() -> int | None:
         return None if adoption is not None and adoption.holds else ctx.simulation.scheduler.current_rank()
 
-    spawn: Callable[..., Any] = ctx.multiprocessing.spawn if adoption is None else adoption.spawn
-    started_processes.install(
-        patches, ctx.simulation.remarks.setdefault, functools.partial(spawn, isolation=isolation), let_join
+    remark = ctx.simulation.remarks.setdefault
+    spawned = SpawnedRanks(
+        ctx.multiprocessing,
+        functools.partial(ctx.multiprocessing.spawn if adoption is None else adoption.spawn, isolation=isolation),
+        fresh_main=functools.partial(program.fresh_main, SPAWNED_MAIN),
+        execute_main=program.execute,
+        loaded=loaded,
+        remark=remark,
     )
+    started_processes.install(patches, remark, spawned.spawn, let_join)
+    if adoption is None:
+        topology = ctx.simulation.topology
+        gpu, cuda = vars(properties_of(topology)), inventory.cuda_version(topology)
+        late_joining.tell(patches, NodeGpus.of(topology), gpu, cuda, NO_RANK)
     try:
         with (
             _as_started(program),

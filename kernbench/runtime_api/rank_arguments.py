@@ -5,10 +5,12 @@ What processes share stays one: the values of tensors, and what ``multiprocessin
 
 from __future__ import annotations
 
-import functools
 import io
+import operator
 import pickle
+import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
@@ -20,44 +22,95 @@ from kernbench.torch_backend.modes import plain_torch
 _BY_NAME = (type, FunctionType, BuiltinFunctionType, ModuleType)
 _SHARED = ("multiprocessing", "_multiprocessing", "torch.multiprocessing", "threading", "_thread")
 
-
-def per_rank(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """``fn(rank, *args)`` with arguments of the rank's own."""
-
-    @functools.wraps(fn)
-    def of_rank(rank: int, *args: Any) -> Any:
-        return fn(rank, *own(args))
-
-    return of_rank
+IsAgain = Callable[[str], bool]
+"""Whether each rank executes a module, by its name: what is looked up there by name is the rank's."""
 
 
-def own(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """A copy of arguments. One that cannot be pickled stays itself: a process could not have been given it."""
+class Sent:
+    """A function and its arguments, as they were when ranks were spawned.
+
+    What cannot be pickled stays itself: a process could not have been given it.
+
+    Attributes:
+        by_name: whether a process would find the function by its name, or what it is made of.
+    """
+
+    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], again: IsAgain = lambda name: False) -> None:
+        function = _pickled(fn, again)
+        self.by_name = function is not None and function.by_name
+        whole = _pickled((fn, args), again)
+        if whole is None:
+            parts = [_Itself(part) if (found := _pickled(part, again)) is None else found for part in (fn, *args)]
+            self._parts: Callable[[], list[Any]] = lambda: [part.copy() for part in parts]
+        else:
+            self._parts = lambda: [(copy := whole.copy())[0], *copy[1]]
+
+    def received(self) -> list[Any]:
+        """The function and each argument, as the running rank has them."""
+        return self._parts()
+
+
+@dataclass(frozen=True)
+class _Itself:
+    """What there is one of."""
+
+    value: Any
+
+    def copy(self) -> Any:
+        """That."""
+        return self.value
+
+
+@dataclass(frozen=True)
+class _Pickled:
+    """What can be copied.
+
+    Attributes:
+        kept: what stays one, by the number that stands for it.
+        by_name: whether what belongs to modules that ranks execute again is looked up there.
+    """
+
+    data: bytes
+    kept: list[Any]
+    by_name: bool
+
+    def copy(self) -> Any:
+        """Another one, of what the running rank finds by name."""
+        return _Unpickler(io.BytesIO(self.data), self.kept).load()
+
+
+def _pickled(value: Any, again: IsAgain) -> _Pickled | None:
+    """None: it can neither be pickled nor be made again."""
     with io.BytesIO() as file:
         try:
-            pickler = _Pickler(file)
-            pickler.dump(args)
-            return _Unpickler(file, pickler.kept).loaded()
+            pickler = _Pickler(file, again)
+            pickler.dump(value)
+            found = _Pickled(file.getvalue(), pickler.kept, pickler.by_name)
+            found.copy()
+            return found
         except Exception:  # whatever an object's own way to be copied raises
-            return args if len(args) < 2 else tuple(own((arg,))[0] for arg in args)
+            return None
 
 
 class _Pickler(pickle.Pickler):
-    """Pickles but what stays one.
+    """Pickles but what stays one."""
 
-    Attributes:
-        kept: that, by the number that stands for it.
-    """
-
-    def __init__(self, file: io.BytesIO) -> None:
+    def __init__(self, file: io.BytesIO, again: IsAgain) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._again = again
         self.kept: list[Any] = []
+        self.by_name = True
         self._numbers: dict[int, int] = {}
 
     def persistent_id(self, obj: Any) -> int | None:
         """The number of what stays one, None of what is copied."""
         kind = type(obj)
-        if not isinstance(obj, (*_BY_NAME, torch.Tensor)) and not kind.__module__.startswith(_SHARED):
+        if isinstance(obj, _BY_NAME):
+            if self._again(str(getattr(obj, "__module__", None))):
+                if _is_found(obj):
+                    return None
+                self.by_name = False
+        elif not isinstance(obj, torch.Tensor) and not kind.__module__.startswith(_SHARED):
             return None
         found = self._numbers.get(id(obj))
         if found is None:
@@ -66,19 +119,21 @@ class _Pickler(pickle.Pickler):
         return found
 
 
+def _is_found(obj: Any) -> bool:
+    """Whether a class or function is what its module has by its name."""
+    try:
+        return operator.attrgetter(obj.__qualname__)(sys.modules[obj.__module__]) is obj
+    except (AttributeError, KeyError):
+        return False
+
+
 class _Unpickler(pickle.Unpickler):
     """Makes the copy."""
 
     def __init__(self, file: io.BytesIO, kept: list[Any]) -> None:
-        file.seek(0)
         super().__init__(file)
         self._kept = kept
         self._made: dict[int, Any] = {}
-
-    def loaded(self) -> tuple[Any, ...]:
-        """The arguments."""
-        found: tuple[Any, ...] = self.load()
-        return found
 
     def persistent_load(self, number: int) -> Any:
         """What stays one; of a tensor another one of the same memory, with a gradient of its own."""

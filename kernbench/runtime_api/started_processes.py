@@ -15,7 +15,6 @@ from typing import Any
 import torch.multiprocessing
 
 from kernbench.errors import KernbenchError
-from kernbench.runtime_api.rank_arguments import per_rank
 from kernbench.scheduler.host_effects import with_room
 from kernbench.torch_backend.patches import Patches
 
@@ -36,19 +35,15 @@ def install(
     let_join: Callable[[], None] | None = None,
 ) -> None:
     """What starts processes in a program makes simulated ranks (``spawn``), or a remark: a sentence for each function of the
-    program that it has run in a process. Each rank has arguments of its own, as processes have.
+    program that it has run in a process.
 
     ``let_join`` is called before one is started that is no fork: its environment may then name a simulation to join. None: it
     cannot.
     """
 
-    @functools.wraps(spawn)
-    def spawn_own(fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        return spawn(per_rank(fn), *args, **kwargs)
-
     for name in ("spawn", "start_processes"):
-        patches.set(torch.multiprocessing, name, spawn_own)
-        patches.set(sys.modules["torch.multiprocessing.spawn"], name, spawn_own)
+        patches.set(torch.multiprocessing, name, spawn)
+        patches.set(sys.modules["torch.multiprocessing.spawn"], name, spawn)
     stock: Any = multiprocessing.process.BaseProcess.start
 
     @functools.wraps(stock)

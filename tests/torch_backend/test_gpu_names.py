@@ -34,6 +34,10 @@ def _accelerator() -> None:
 def _tensor_types() -> None:
     x = torch.cuda.FloatTensor([1.0, 2.0])  # type: ignore[call-arg]
     assert (x.type(), x.tolist(), isinstance(x, torch.cuda.FloatTensor)) == ("torch.cuda.FloatTensor", [1.0, 2.0], True)
+    for args, named in [((), {}), ((2, 3), {}), ((torch.Size([4]),), {}), ((), {"size": (2, 3)}), ((), {"size": ()})]:
+        on_host = torch.LongTensor(*args, **named)
+        on_gpu: Any = torch.cuda.LongTensor(*args, **named)
+        assert (on_gpu.shape, on_gpu.dtype, on_gpu.device.type) == (on_host.shape, torch.int64, "cuda")
     assert torch.ones(1).type("torch.cuda.HalfTensor").type() == "torch.cuda.HalfTensor"
 
 

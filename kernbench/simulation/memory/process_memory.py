@@ -184,6 +184,7 @@ class ProcessMemory:
         self._opened: set[str] = set()
         self._workspace_sizes = memories.workspace_sizes
         self._closed = False
+        self._has_overhead = True
         self._noticeable = 1
         self._now = memories.main_clock if host.rank is None else None
         self._refresh = memories.refresh
@@ -375,6 +376,17 @@ class ProcessMemory:
             self.overhead.add(name, nbytes)
             self.device.capacity -= nbytes
 
+    @property
+    def on_device(self) -> int:
+        """Bytes that the process has on the SIP, whatever for."""
+        return self.allocator.reserved + (self.overhead.total if self._has_overhead else 0)
+
+    def give_back_overhead(self) -> None:
+        """The process has ended: CUDA and its libraries have nothing there any more. Idempotent."""
+        if self._has_overhead and self.device.capacity < _UNLIMITED:
+            self.device.capacity += self.overhead.total
+        self._has_overhead = False
+
     # -- reports -----------------------------------------------------------------------------------------------------
 
     def claim_all(self) -> None:
@@ -394,9 +406,9 @@ class ProcessMemory:
             out_of_memory_message(
                 wanted=wanted, capacity=self.total, free=self.free,
                 device=self.index if owners is None else owners.number(self.ledger.sip),
-                mine=allocator.reserved + self.overhead.total,
+                mine=self.on_device,
                 others={
-                    pid_of(-1 if each.host.rank is None else each.host.rank): each.allocator.reserved + each.overhead.total
+                    pid_of(-1 if each.host.rank is None else each.host.rank): each.on_device
                     for each in others if each.allocator.reserved
                 },
                 platform=self._platform, allowed=allocator.limit, allocated=allocator.allocated, reserved=allocator.reserved,
@@ -478,14 +490,15 @@ class ProcessMemories:
         return process_overhead(self._arch) if self.counts_overhead else Overhead()
 
     def open(self, host: Host, sip: int, index: int) -> ProcessMemory:
-        """The memory of a process that has not used this SIP before; those that have ended leave what they cached."""
+        """The memory of a process that has not used this SIP before; those that have ended leave what they cached, and what
+        CUDA and its libraries took. Their tensors that somebody still has stay."""
         kept = []
         for each in self.opened:
             if not self.is_alive(each.host):
                 each.drop_workspaces()
                 each.allocator.empty_cache()
+                each.give_back_overhead()
                 if not each.allocator.reserved:
-                    self._give_back_overhead(each)
                     continue
             kept.append(each)
         self.opened = kept
@@ -517,11 +530,6 @@ class ProcessMemories:
         """Whether a process has not ended."""
         hosts = self.hosts
         return host is hosts.main if host.rank is None else hosts.of_rank.get(host.rank) is host
-
-    @staticmethod
-    def _give_back_overhead(memory: ProcessMemory) -> None:
-        if memory.device.capacity < _UNLIMITED:
-            memory.device.capacity += memory.overhead.total
 
     def workspace_sizes(self) -> Workspaces | None:
         """Of the process that runs; None on what has no such libraries."""

@@ -9,7 +9,7 @@ import ctypes
 import functools
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlparse
@@ -22,6 +22,7 @@ from kernbench.input_files import whole_number
 from kernbench.stand_ins import nvidia_smi
 from kernbench.torch_backend.gpu.device import software_versions
 from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus
+from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
 _OWNERS = ("torch.distributed.distributed_c10d", "torch.distributed", "torch.distributed.device_mesh")
@@ -37,6 +38,11 @@ RELIES_ON = (
 )  # fmt: skip
 
 Join = Callable[[int, int], None]
+
+_NO_RANK_YET = (
+    "a GPU is used by a process that is no rank yet: a process under 'kernbench run -- COMMAND' is one from "
+    "init_process_group on, or from the start if RANK and WORLD_SIZE are set (0 and 1: one by itself)"
+)
 
 
 def install(
@@ -55,19 +61,8 @@ def install(
         cuda: what ``torch.version.cuda`` is to say, whatever torch was built for.
     """
     waiting = _Waiting(join, named, gpus)
-    if properties:
-        vars(torch.cuda).update(_told_of(waiting, SimpleNamespace(**properties)))
-        torch.accelerator.current_accelerator = lambda check_available=False: torch.device("cuda")
-    for owner in (torch.cuda, torch.accelerator):
-        vars(owner).update(is_available=lambda: bool(waiting.visible), device_count=lambda: len(waiting.visible))
-    vars(torch.cuda).update(
-        set_device=waiting.set_device, current_device=lambda: waiting.device or 0, _lazy_init=waiting.use
-    )
-    torch.version.cuda = cuda
-    vars(torch.cuda.nccl).update(version=software_versions.nccl_version)
-    for owner in (torch.distributed, torch.distributed.distributed_c10d):
-        vars(owner).update(is_nccl_available=lambda: True, is_mpi_available=lambda: True)
-    vars(torch.accelerator).update(set_device_index=waiting.set_device, set_device_idx=waiting.set_device)
+    for owner, name, value in _told(waiting, properties, cuda):
+        setattr(owner, name, value)
     _let_load_nvml()
     stock: Any = torch.distributed.init_process_group
     init_process_group = waiting.before(stock)
@@ -75,6 +70,38 @@ def install(
         module = sys.modules.get(owner_name)
         if module is not None and vars(module).get("init_process_group") is stock:
             vars(module)["init_process_group"] = init_process_group
+
+
+def tell(patches: Patches, gpus: NodeGpus, properties: Mapping[str, Any], cuda: str | None, refusal: str) -> None:
+    """Have a process that is no rank, and becomes none, answer what programs ask of GPUs before they start ranks.
+
+    Args:
+        gpus, properties, cuda: as of :func:`install`.
+        refusal: what it says when it uses one.
+    """
+    for owner, name, value in _told(_Waiting(None, lambda: None, gpus, refusal), properties, cuda):
+        patches.set(owner, name, value)
+
+
+def _told(waiting: _Waiting, properties: Mapping[str, Any] | None, cuda: str | None) -> Iterator[tuple[Any, str, Any]]:
+    """What has another value in a process that is no rank yet: owner, name and value."""
+    if properties:
+        for name, value in _told_of(waiting, SimpleNamespace(**properties)).items():
+            yield torch.cuda, name, value
+        yield torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda")
+    for owner in (torch.cuda, torch.accelerator):
+        yield owner, "is_available", lambda: bool(waiting.visible)
+        yield owner, "device_count", lambda: len(waiting.visible)
+    yield torch.cuda, "set_device", waiting.set_device
+    yield torch.cuda, "current_device", lambda: waiting.device or 0
+    yield torch.cuda, "_lazy_init", waiting.use
+    yield torch.version, "cuda", cuda
+    yield torch.cuda.nccl, "version", software_versions.nccl_version
+    for owner in (torch.distributed, torch.distributed.distributed_c10d):
+        yield owner, "is_nccl_available", lambda: True
+        yield owner, "is_mpi_available", lambda: True
+    for name in ("set_device_index", "set_device_idx"):
+        yield torch.accelerator, name, waiting.set_device
 
 
 def _let_load_nvml() -> None:
@@ -118,8 +145,15 @@ class _Waiting:
         device: the GPU that it has chosen, None if it has not.
     """
 
-    def __init__(self, join: Join, named: Callable[[], tuple[int, int] | None], gpus: NodeGpus) -> None:
-        self._join: Join | None = join
+    def __init__(
+        self,
+        join: Join | None,
+        named: Callable[[], tuple[int, int] | None],
+        gpus: NodeGpus,
+        refusal: str = _NO_RANK_YET,
+    ) -> None:
+        self._join = join
+        self._refusal = refusal
         self._named = named
         self._gpus = gpus
         self.device: int | None = None
@@ -151,10 +185,7 @@ class _Waiting:
         if self._join is not None and who is not None:
             self._become(*who)
             return
-        raise KernbenchError(
-            "a GPU is used by a process that is no rank yet: a process under 'kernbench run -- COMMAND' is one from "
-            "init_process_group on, or from the start if RANK and WORLD_SIZE are set (0 and 1: one by itself)"
-        )
+        raise KernbenchError(self._refusal)
 
     def before(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         """``init_process_group``, before which the process learns that it is a rank."""

@@ -5,9 +5,10 @@ imported. Copying all of that would never end; so each rank imports the program'
 entries of the running rank. A class then differs between ranks as it does between processes: what is pickled in one is found by
 name in the other.
 
-A program's modules are those that its ranks are the first to import, and that are Python: its own files, wherever
-``sys.path`` leads to them, and installed packages without compiled parts. Python's own library, packages that kernbench or
-torch have imported before, and packages with compiled parts, which exist once per process, are shared. So is an installed
+A program's modules are those that its ranks are the first to import, or that it has imported itself before it spawned them, and
+that are Python: its own files, wherever ``sys.path`` leads to them, and installed packages without compiled parts. Python's own
+library, packages that kernbench or torch have imported before, and packages with compiled parts, which exist once per process,
+are shared. So is an installed
 package that cannot be executed twice, because it enters itself into one of those: the summary names it.
 """
 
@@ -22,7 +23,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from importlib.machinery import EXTENSION_SUFFIXES, ExtensionFileLoader, ModuleSpec, SourceFileLoader
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 from kernbench.simulation.ranks.locations import is_installed, is_pythons
@@ -41,6 +42,9 @@ _AGENTS = sys.stdlib_module_names | {"_frozen_importlib", "_frozen_importlib_ext
 
 _NONE: frozenset[str] = frozenset()
 
+SPAWNED_MAIN = "__mp_main__"
+"""What :mod:`multiprocessing` calls the ``__main__`` of a process, as long as it executes that again."""
+
 
 class RankModules:
     """The modules that each rank of one spawn has of its own.
@@ -48,13 +52,20 @@ class RankModules:
     Args:
         named: packages that are, whatever they consist of.
         shared: packages that are not.
+        imported: modules that main has imported for the program, which ranks do not inherit.
         remark: receives, as a sentence, a package that ranks have to share.
     """
 
     def __init__(
-        self, named: Collection[str] = (), shared: Collection[str] = (), *, remark: Callable[[str], object]
+        self,
+        named: Collection[str] = (),
+        shared: Collection[str] = (),
+        imported: Collection[str] = (),
+        *,
+        remark: Callable[[str], object],
     ) -> None:
         self._remark = remark
+        self._imported = imported
         self._resident: int | None = None
         self._executing: set[tuple[int | None, str]] = set()
         self._kinds: dict[str, bool] = {}
@@ -68,13 +79,19 @@ class RankModules:
         self._installed: set[str] = set()
         self._count = 0
         self._changed = False
+        self._again = self._executed_again()
 
     def open(self) -> None:
-        """What is loaded by now is shared. From here on :meth:`switch` switches."""
-        self._kinds = {name.partition(".")[0]: False for name in sys.modules}
+        """What is loaded by now is shared, but for what the program has imported. From here on :meth:`switch` switches."""
+        self._kinds = {_top(name): False for name in sys.modules}
+        self._kinds.update(dict.fromkeys((*self._again, SPAWNED_MAIN), True))
         self._count = len(sys.modules)
         self._locks[None] = _bootstrap._module_locks
         self._changed = True
+
+    def executes(self, name: str) -> bool:
+        """Whether each rank executes a module that main has imported for the program."""
+        return _top(name) in self._again
 
     def close(self) -> None:
         """Forget the ranks' modules; main runs by now. Idempotent."""
@@ -83,11 +100,29 @@ class RankModules:
         self._of, self._names, self._locks = {None: {}}, {}, {}
         self._extensions.clear()
 
+    def _executed_again(self) -> set[str]:
+        """Packages that main has imported for the program, and that each rank executes itself.
+
+        Not those that a shared module has something of: it would go on with main's.
+        """
+        loaded = {name: found for name in self._imported if isinstance(found := sys.modules.get(name), ModuleType)}
+        own = {
+            name
+            for name, module in loaded.items()
+            if _is_top(name) and module.__spec__ and self._is_own(module.__spec__)
+        }
+        shared = [module for name, module in loaded.items() if _top(name) not in own]
+        while shared:
+            for top in _packages_in(shared.pop()) & own & self._installed:
+                own.discard(top)
+                shared += [module for name, module in loaded.items() if _top(name) == top]
+        return own
+
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None, asker: Any
     ) -> ModuleSpec | None:
         """Where a module is that each rank executes; None if it is shared, or not there. ``asker`` is not asked."""
-        top = name.partition(".")[0]
+        top = _top(name)
         kind = self._kinds.get(top)
         if kind is False:
             return None
@@ -121,7 +156,7 @@ class RankModules:
 
     def _share(self, name: str, error: Exception) -> bool:
         """Take another rank's module, and if it is a whole package all of that; false if there is none."""
-        top = name.partition(".")[0]
+        top = _top(name)
         if name != top and (self._resident, top) in self._executing:
             return False  # it is the whole package that fails
         for rank, theirs in self._of.items():
@@ -155,8 +190,8 @@ class RankModules:
             return False  # built into Python, say
         if any(is_installed(place) or _has_records(os.path.dirname(place)) for place in places):
             self._installed.add(spec.name)
-            python = all(_is_python(place) for place in places) and not self._asked_by_shared()
-            return python or spec.name in self._named
+            python = all(_is_python(place) for place in places)
+            return (python and (spec.name in self._imported or not self._asked_by_shared())) or spec.name in self._named
         return spec.name in self._named or not any(map(is_pythons, places))
 
     def _asked_by_shared(self) -> bool:
@@ -175,7 +210,7 @@ class RankModules:
         if self._changed or len(modules) != self._count:
             self._changed = False
             kinds = self._kinds
-            mine = {name: modules[name] for name in list(modules) if kinds.get(name.partition(".")[0])}
+            mine = {name: modules[name] for name in list(modules) if kinds.get(_top(name))}
             self._of[leaving], self._names[leaving] = mine, self._interned(mine)
         theirs = self._of.get(entering, {})
         before, after = self._names.get(leaving, _NONE), self._names.get(entering, _NONE)
@@ -189,6 +224,26 @@ class RankModules:
         self._count = len(modules)
         self._resident = entering
         _bootstrap._module_locks = self._locks.setdefault(entering, {})
+
+
+def _top(name: str) -> str:
+    return name.partition(".")[0]
+
+
+def _is_top(name: str) -> bool:
+    return "." not in name
+
+
+def _packages_in(module: ModuleType) -> set[str]:
+    """The packages of the modules, classes, functions and other objects that are globals of a module."""
+    found = set()
+    for value in list(vars(module).values()):
+        if isinstance(value, ModuleType):
+            found.add(_top(value.__name__))
+        else:
+            owner = value if isinstance(value, type | FunctionType) else type(value)
+            found.add(_top(str(owner.__module__)))
+    return found
 
 
 def ask_others(name: str, path: Sequence[str] | None, target: ModuleType | None, asker: Any) -> ModuleSpec | None:

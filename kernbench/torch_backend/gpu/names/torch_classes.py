@@ -130,12 +130,15 @@ class _TensorKind(type):
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, torch.Tensor) and instance.dtype is cls.dtype and block_of(instance) is not None
 
-    def __call__(cls, *args: Any) -> Any:
-        if len(args) == 1 and isinstance(args[0], list | tuple) and not isinstance(args[0], torch.Size):
-            return torch.tensor(args[0], dtype=cls.dtype, device="cuda")
+    def __call__(cls, *args: Any, size: Any = None, device: Any = "cuda") -> Any:
+        """Of a size, uninitialized, or of data, as torch's own types are called."""
         if len(args) == 1 and isinstance(args[0], torch.Tensor):
-            return args[0].to("cuda", cls.dtype)
-        return torch.empty(*args, dtype=cls.dtype, device="cuda")
+            return args[0].to(device, cls.dtype)
+        if len(args) == 1 and not isinstance(args[0], int | torch.SymInt | torch.Size):
+            return torch.tensor(args[0], dtype=cls.dtype, device=device)
+        if size is None:
+            size = args[0] if args and isinstance(args[0], torch.Size) else args or (0,)
+        return torch.empty(tuple(size), dtype=cls.dtype, device=device)
 
 
 _CLASSES: dict[str, type] = {

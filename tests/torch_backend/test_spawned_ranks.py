@@ -1,0 +1,119 @@
+"""Ranks that a script under ``kernbench run`` spawns itself have what processes have, and the script its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from kernbench.commands.run import command
+
+STATE = """
+import json, sys
+import torch.distributed as dist, torch.multiprocessing as mp
+import spawned_helper as helper
+
+seen = []
+
+def worker(rank, told, *more):
+    global whose
+    whose = helper.whose = rank
+    seen.append(rank)
+    helper.cached.ranks = getattr(helper.cached, "ranks", []) + [rank]
+    dist.init_process_group("nccl", rank=rank, world_size=2, init_method="tcp://127.0.0.1:29533")
+    dist.barrier()
+    known = isinstance(told, helper.Told) and told.by is worker
+    print(json.dumps([__name__, whose, seen, helper.whose, helper.cached.ranks, helper.set_in_main, known]))
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    helper.set_in_main = True
+    for _ in range(2):
+        mp.START(worker, (helper.Told(worker), *MORE), nprocs=2)
+    print(json.dumps([__name__, seen, helper.whose, vars(helper.cached)]))
+"""
+
+HELPER = """
+whose, set_in_main = None, False
+def cached(): pass
+class Told:
+    def __init__(self, by): self.by = by
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """``run(source, *options)``: ``kernbench run options`` of a script that has the helper beside it."""
+
+    def run(source: str, *options: str) -> Result:
+        (tmp_path / "program.py").write_text(source)
+        (tmp_path / "spawned_helper.py").write_text(HELPER)
+        return CliRunner().invoke(command, [*options, str(tmp_path / "program.py")])
+
+    yield run
+    sys.modules.pop("spawned_helper", None)
+
+
+def _lines(result: Result, whose: str) -> list[list[object]]:
+    starts = f"[{whose}] " if whose else "["
+    return [
+        json.loads(line.removeprefix(f"[{whose}] "))
+        for line in result.stdout.splitlines()
+        if line.startswith(starts) and (whose or not line.startswith("[rank"))
+    ]
+
+
+@pytest.mark.parametrize("isolation", ["carrier", "process"])
+@pytest.mark.parametrize(("start", "more"), [("spawn", "()"), ("start_processes", "(lambda: 1,)")])
+def test_modules_are_each_ranks_own(run, isolation: str, start: str, more: str) -> None:
+    """Globals, attributes of functions and classes: in every world anew, and not those that main has set."""
+    result = run(STATE.replace("START", start).replace("MORE", more), "--isolation", isolation)
+    assert result.exit_code == 0, result.output
+    for rank in range(2):
+        assert _lines(result, f"rank{rank}") == [["__mp_main__", rank, [rank], rank, [rank], False, True]] * 2
+    assert _lines(result, "") == [["__main__", [], None, {}]]
+
+
+def test_ranks_that_are_forked_share_modules_and_the_summary_says_so(run) -> None:
+    forked = STATE.replace("START(", "start_processes(start_method='fork', fn=").replace(
+        "(helper.Told", "args=(helper.Told"
+    )
+    result = run(forked.replace("MORE", "()"))
+    assert result.exit_code == 0, result.output
+    assert "ranks that the program forks share the globals of its modules (running worker)" in result.output
+    assert _lines(result, "rank0")[0][0] == "__main__"
+
+
+def test_a_script_without_a_guard_is_told_of_it(run) -> None:
+    result = run("import torch.multiprocessing as mp\ndef worker(rank): pass\nmp.spawn(worker, nprocs=2)")
+    assert result.exit_code == 1
+    assert "if __name__ == '__main__'" in result.output
+
+
+@pytest.mark.parametrize("isolation", ["carrier", "process"])
+def test_a_script_counts_its_gpus_to_spawn_as_many_ranks(run, isolation: str) -> None:
+    source = (
+        "import torch, torch.multiprocessing as mp\n"
+        "def worker(rank):\n"
+        "    torch.cuda.set_device(rank)\n"
+        "    print([torch.ones(2, device='cuda').sum().item() + torch.cuda.current_device()])\n"
+        "if __name__ == '__main__':\n"
+        "    assert torch.cuda.is_available() and 'H100' in torch.cuda.get_device_name()\n"
+        "    mp.spawn(worker, nprocs=torch.cuda.device_count())\n"
+    )
+    result = run(source, "--isolation", isolation, "--system", "dgx_h100")
+    assert result.exit_code == 0, result.output
+    assert [_lines(result, f"rank{rank}") for rank in range(8)] == [[[2.0 + rank]] for rank in range(8)]
+
+
+def test_a_script_that_is_no_rank_is_refused_a_gpu(tmp_path: Path) -> None:
+    """In a process of its own: torch asks for GPUs once."""
+    (tmp_path / "program.py").write_text("import torch\ntorch.ones(2, device='cuda')")
+    line = [sys.executable, "-m", "kernbench", "run", "--isolation", "process", str(tmp_path / "program.py")]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=250)
+    assert done.returncode == 1
+    assert "KernbenchError: the script itself had no simulated GPU" in done.stderr
