@@ -649,10 +649,8 @@ def test_rows_that_are_filled_up():
 
 
 def test_what_is_not_there_is_said():
-    with pytest.raises(
-        AttributeError, match=r"has no fused_topk_with_score_function_fwd, .*fused routers: route with torch"
-    ):
-        extension.NAMES["__getattr__"]("fused_topk_with_score_function_fwd")
+    with pytest.raises(AttributeError, match=r"has no fused_topk_with_score_function_qb_fwd, .*balance by quantiles"):
+        extension.NAMES["__getattr__"]("fused_topk_with_score_function_qb_fwd")
     with pytest.raises(NotImplementedError, match=r"userbuffers.*--tp-comm-overlap"):
         tex.CommOverlap()
     with pytest.raises(AttributeError, match=r"amp_C has no multi_tensor_lamb; what it has is multi_tensor_scale"):

@@ -18,6 +18,7 @@ from kernbench.compiled_operators.transformer_engine import (
     products,
     quantizing,
     rope,
+    routing,
     sequences,
     small,
     softmax,
@@ -26,13 +27,12 @@ from kernbench.compiled_operators.transformer_engine import (
 operators = kernels.operators
 
 _MODULES = (
-    activations, attention, multi_tensor, names, norms, permutation, products, quantizing, rope, sequences, small, softmax,
+    activations, attention, multi_tensor, names, norms, permutation, products, quantizing, rope, routing, sequences,
+    small, softmax,
 )  # fmt: skip
 
 _MISSING = {
-    "fused_topk_with_score_function": "fused routers: route with torch (of Megatron-LM: without --moe-router-fusion)",
-    "fused_score_for_moe": "fused routers: route with torch (of Megatron-LM: without --moe-router-fusion)",
-    "fused_moe_aux_loss": "fused auxiliary losses: compute them with torch (of Megatron-LM: without --moe-router-fusion)",
+    "fused_topk_with_score_function_qb": "routers that balance by quantiles: leave out qb_histogram",
     "ep_": "expert parallelism by NCCL EP: use all_to_all",
     "copy_data_ptrs": "the fused MLP of groups: use GroupedLinear",
     "splits_to_offsets_multi": "grouped quantized tensors: use GroupedLinear with a list of weights",
