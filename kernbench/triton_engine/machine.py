@@ -282,9 +282,8 @@ class Execution(Binding):
             try:
                 raise explained from error
             finally:
-                del (
-                    explained
-                )  # else its traceback leads back to it, and one that is not shown keeps all that it saw in memory
+                # else its traceback leads back to it, and one that is not shown keeps all that it saw in memory
+                del explained
 
     def _suspend(self, batch: Batch, info: OpInfo, stuck: Stuck) -> list[Batch]:
         """Inside an instruction, some lanes wait for memory: park them there; those that got through go on."""

@@ -90,8 +90,9 @@ def test_messages_move_the_memory_behind_strides():
         if rank == 1:
             found.update(enumerate(room.flatten().tolist() for room in (rooms[0], rooms[1]._base, rooms[2])))
 
-    with pytest.warns(UserWarning, match="Detected non-contiguous tensor in P2P operations"):
+    with pytest.warns(UserWarning, match="Detected non-contiguous tensor in P2P operations") as warned:
         run(program)
+    assert {each.filename for each in warned} == {__file__}
     assert found[0] == list(range(24)), "not transposed: the receiver has other strides than the sender"
     assert found[1] == [*range(8), *[0.0] * 16], "the run of eight, gaps included"
     channels_last = torch.arange(24.0).view(1, 4, 2, 3).permute(0, 2, 3, 1).flatten()

@@ -70,11 +70,16 @@ def _best(scores: Tensor, topk: int, groups: int, group_topk: int) -> Tensor:
     return scores.topk(topk, -1).indices
 
 
+def _chosen(best: Tensor, experts: int) -> Tensor:
+    """Whether each token has each expert, from the numbers of those that it has."""
+    return torch.zeros(len(best), experts, dtype=torch.bool).scatter(1, best, True)
+
+
 def _write_choice(best: Tensor, experts: int, form: int, out: Tensor) -> None:
     if form == _INDICES:
         out.view(best.shape).copy_(best)
         return
-    chosen = torch.zeros(len(best), experts, dtype=torch.bool).scatter(1, best, True)
+    chosen = _chosen(best, experts)
     if form == int(NVTERoutingMapFormat.BITMAP_U8):  # the first expert is the lowest bit
         bits = F.pad(chosen.int(), (0, -experts % 8)).view(len(best), -1, 8)
         chosen = (bits << torch.arange(8)).sum(-1)
@@ -84,7 +89,7 @@ def _write_choice(best: Tensor, experts: int, form: int, out: Tensor) -> None:
 def _read_choice(choice: Tensor, tokens: int, experts: int, form: int) -> Tensor:
     """Whether each token has each expert."""
     if form == _INDICES:
-        return torch.zeros(tokens, experts, dtype=torch.bool).scatter(1, choice.view(tokens, -1).long(), True)
+        return _chosen(choice.view(tokens, -1).long(), experts)
     if form == int(NVTERoutingMapFormat.BITMAP_U8):
         bits = choice.view(tokens, -1, 1).int() >> torch.arange(8) & 1
         return bits.view(tokens, -1)[:, :experts].bool()

@@ -64,9 +64,8 @@ def install(patches: Patches, whose: Callable[[], int | None], modules: Callable
 def _install_rules(patches: Patches, whose: Callable[[], int | None], registered: Callable[[], _Registered]) -> None:
     holder: Any = simple_registry.GenericTorchDispatchRuleHolder
     stock_register, stock_find = holder.register, holder.find
-    known: set[str] = (
-        set()
-    )  # operators for which a rank has registered one: torch asks at every operation of every mode
+    known: set[str] = set()
+    """Operators for which a rank has registered one: torch asks at every operation of every mode."""
 
     def register(self: Any, torch_dispatch_class: type, func: Callable[..., Any]) -> Any:
         rank = whose()

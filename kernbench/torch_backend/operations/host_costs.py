@@ -44,8 +44,8 @@ class HostCosts:
         """A view taken now; ``inner``: operators of torch take it, programs hardly do."""
         return self.view if inner or torch._C._current_graph_task_id() >= 0 else self.operator
 
-    def around_call(self, args: Sequence[Any]) -> float:
-        """The same as :meth:`around`, of an operator with these arguments."""
+    def around(self, args: Sequence[Any]) -> float:
+        """What comes on top of a launch of an operator with these arguments, or these tensors among them, called now."""
         if torch._C._current_graph_task_id() >= 0:
             return self.backward
         if torch.is_grad_enabled():
@@ -53,16 +53,6 @@ class HostCosts:
                 if isinstance(each, torch.Tensor):
                     if each.requires_grad:
                         return self.recorded
-                elif (type(each) is list or type(each) is tuple) and self.around(listed_tensors(each)) is self.recorded:
-                    return self.recorded
-        return self.operator
-
-    def around(self, inputs: Sequence[torch.Tensor]) -> float:
-        """What comes on top of a launch of an operator with these inputs, called now."""
-        if torch._C._current_graph_task_id() >= 0:
-            return self.backward
-        if torch.is_grad_enabled():
-            for each in inputs:
-                if each.requires_grad:
+                elif type(each) in (list, tuple) and any(tensor.requires_grad for tensor in listed_tensors(each)):
                     return self.recorded
         return self.operator

@@ -208,7 +208,7 @@ class Recorder(TorchDispatchMode):
                 self._flops.count(host.account, plan.format, plan.flops)
             if memory:
                 need(memory, host, plan.library, plan.scratch)
-        around = self._host_costs.around_call(args)
+        around = self._host_costs.around(args)
         clock = host.clock = host.clock + around + plan.host
         host.busy = host.busy + around + plan.host
         spent, host.prepared = plan.host + (host.prepared + around), 0.0

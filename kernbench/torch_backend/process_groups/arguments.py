@@ -16,6 +16,7 @@ from kernbench.ccl.libraries import Library
 from kernbench.ccl.reduce_op import ReduceOp, multiplied
 from kernbench.errors import KernbenchError
 from kernbench.simulation.memory.tensor_queries import plain
+from kernbench.simulation.ranks.locations import user_location
 from kernbench.simulation.values.collective_cells import Cells, wholes
 from kernbench.torch_backend.gpu.tensors.placement import PLAIN, block_of, is_described
 from kernbench.torch_backend.hollow.stand_ins import is_unknown
@@ -115,20 +116,25 @@ _STRIDED_MESSAGE = (
     "Detected non-contiguous tensor in P2P operations. It is user responsibility to guarantee that source and destination "
     "tensors have the same contiguity format."
 )
-"""What torch's groups of NCCL say of a message, once in a process."""
+"""What torch's groups of NCCL say of a message; here with the program's line, once for each."""
+
+_said: dict[str, dict[Any, Any]] = {}
+"""What Python keeps of the warnings of a module, by file."""
 
 
 def memory_of_message(op: str, tensor: torch.Tensor) -> torch.Tensor:
     """What NCCL sends of a tensor, and where it receives: the memory from its first element on, whatever strides say.
 
     That is the tensor itself where it is contiguous or of the host; else a flat view of as many elements, with the warning of
-    torch's groups, once. Of a tensor with gaps these are not the elements of the tensor, on hardware too. Raises ValueError of
+    torch's groups. Of a tensor with gaps these are not the elements of the tensor, on hardware too. Raises ValueError of
     one whose elements overlap (``expand``): so many are not in its memory.
     """
     if tensor.is_contiguous() or block_of(tensor) is None:
         return tensor
     if not _is_channels_last(tensor):
-        warnings.warn(_STRIDED_MESSAGE, stacklevel=2)
+        place = user_location()
+        said = _said.setdefault(place.file, {})
+        warnings.warn_explicit(_STRIDED_MESSAGE, UserWarning, place.file, place.line, registry=said)
     elements, start = tensor.numel(), tensor.storage_offset()
     if (start + elements) * tensor.element_size() > tensor.untyped_storage().nbytes():
         raise ValueError(
