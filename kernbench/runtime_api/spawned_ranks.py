@@ -1,8 +1,8 @@
 """Ranks that a program spawns itself: what they have of it is what processes have that Python starts anew.
 
 A process of ``torch.multiprocessing.spawn`` imports the program's modules itself, executes its script again as ``__mp_main__``,
-and is sent a copy of the arguments. What main has set in a module meanwhile it does not see, and what it sets itself nobody
-else does.
+and is sent a copy of the arguments. What main has set in a module meanwhile it does not see, and what it sets itself no other
+process does.
 """
 
 from __future__ import annotations

@@ -125,17 +125,6 @@ def test_autograd_does_not_notice_what_a_collective_writes(ranks: Ranks) -> None
     assert ranks(body, 2) == [(0, [0.0, 4.0], [0.0, 1.0])] * 2
 
 
-def test_splits_may_be_tensors(ranks: Ranks) -> None:
-    def body() -> Any:
-        rank = dist.get_rank()
-        sizes = torch.tensor([1, 2])
-        out = torch.empty(2 * (rank + 1))
-        dist.all_to_all_single(out, torch.arange(3.0) + 10 * rank, torch.tensor([rank + 1] * 2), sizes)
-        return out.tolist()
-
-    assert ranks(body, 2) == [[0.0, 10.0], [1.0, 2.0, 11.0, 12.0]]
-
-
 def test_detail_finds_a_mismatch_in_the_call() -> None:
     level = dist.get_debug_level()
 

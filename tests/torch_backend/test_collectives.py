@@ -84,7 +84,7 @@ def test_gathering_and_scattering_collectives(ranks: Ranks) -> None:
         assert from_list == 4 * rank
 
 
-@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor])
+@pytest.mark.parametrize("kind", [list, tuple, np.array, lambda sizes: list(torch.tensor(sizes))])
 def test_uneven_all_to_all(ranks: Ranks, kind: Any) -> None:
     def body() -> list[float]:
         rank = dist.get_rank()

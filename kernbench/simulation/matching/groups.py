@@ -233,8 +233,12 @@ class Communicator:
         return collective, None
 
     def _namesake_in_use(self, mine: Numbered) -> CollectiveMismatchError | None:
-        """Groups of one number meet at one place of the store, where each looks for its own, as soon as two communicate."""
-        other = next((each for each in self._numbered if each.used and each is not mine), None)
+        """Groups of one number meet at one place of the store as soon as two communicate: members look there for their first.
+
+        A group of one has nothing to look for, so that any number of these get along.
+        """
+        others = (each for each in self._numbered if each.used and each is not mine)
+        other = next((each for each in others if len(each.members) > 1 or len(mine.members) > 1), None)
         return None if other is None else _not_the_same(self._number, other, other.first, mine, mine.first)
 
     def __repr__(self) -> str:

@@ -491,7 +491,7 @@ class ProcessMemories:
 
     def open(self, host: Host, sip: int, index: int) -> ProcessMemory:
         """The memory of a process that has not used this SIP before; those that have ended leave what they cached, and what
-        CUDA and its libraries took. Their tensors that somebody still has stay."""
+        CUDA and its libraries took. Their tensors that are still referenced stay."""
         kept = []
         for each in self.opened:
             if not self.is_alive(each.host):
