@@ -13,6 +13,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hypothesis
 import pytest
+import torch
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -62,7 +63,16 @@ def own_surroundings() -> Iterator[None]:
 def _surroundings() -> dict[str, Any]:
     """Variables of the environment, and what else is the process's."""
     variables = {name: value for name, value in os.environ.items() if name not in SET_BY_TOOLS}
-    return {**variables, "sys.argv": list(sys.argv), "os.getcwd()": os.getcwd()}
+    return {
+        **variables,
+        "sys.argv": list(sys.argv),
+        "os.getcwd()": os.getcwd(),
+        "torch's default dtype": torch.get_default_dtype(),
+        "torch's precision of products": torch.get_float32_matmul_precision(),
+        "torch's precision of convolutions": torch.backends.cudnn.allow_tf32,
+        "torch's deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
+        "torch's gradients": torch.is_grad_enabled(),
+    }
 
 
 @pytest.fixture

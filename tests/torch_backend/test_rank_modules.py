@@ -144,8 +144,13 @@ def test_packages_with_compiled_parts_are_shared(run: Run) -> None:
     assert told(result) == {rank: [[0, 1], [0, 1]] for rank in range(2)}
 
 
-def test_plugins_are_those_of_whom_they_are_loaded_for(run: Run) -> None:
-    """pluggy, which all ranks share, loads a rank's plugins: they extend what that rank has of its own."""
+@pytest.mark.parametrize("finder", ["importlib.metadata", "importlib_metadata"])
+def test_plugins_are_those_of_whom_they_are_loaded_for(run: Run, finder: str) -> None:
+    """pluggy, which all ranks share, loads a rank's plugins: they extend what that rank has of its own.
+
+    The package of the other name takes the place of Python's own module where something has imported it.
+    """
+    pytest.importorskip(finder)
     records = "[rm_plugins]\nrm_plugin = rm_plugin\n"
     files = {
         "lib/rm_plugin.py": "import rm_host\nPART = rm_host.Part()\n", "lib/rm_host.py": "class Part:\n    pass\n",

@@ -46,6 +46,25 @@ def _set_deterministic(value: tuple[bool, bool]) -> None:
 DETERMINISTIC = (_deterministic, _set_deterministic)
 """Whether kernels are to be deterministic, and whether others are only warned of; how that is read and written."""
 
+
+def _print_options() -> dict[str, Any]:
+    return dict(vars(torch._tensor_str.PRINT_OPTS))
+
+
+def _set_print_options(options: dict[str, Any]) -> None:
+    vars(torch._tensor_str.PRINT_OPTS).update(options)
+
+
+_set_anomaly = torch.set_anomaly_enabled
+
+
+def _anomaly() -> tuple[bool, bool]:
+    return torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()
+
+
+ANOMALY = (_anomaly, lambda value: _set_anomaly(*value))
+"""Whether gradients' errors are explained by what was called forward, and NaNs among them are errors; likewise."""
+
 SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (sys.getrecursionlimit, sys.setrecursionlimit),
     (sys.getswitchinterval, sys.setswitchinterval),
@@ -57,7 +76,9 @@ SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
     (lambda: logging.root.manager.disable, logging.disable),
     (lambda: logging.root.level, logging.root.setLevel),
     DETERMINISTIC,
-    (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    ANOMALY,
+    (lambda: torch.backends.opt_einsum.strategy, lambda name: setattr(torch.backends.opt_einsum, "strategy", name)),
+    (_print_options, _set_print_options),
 )
 """By how they are read and written."""
 

@@ -2,7 +2,7 @@
 
 Grad mode, autocast, dispatch modes and the like are per thread, and a rank's body has a thread of its own. What remains is
 switched here when another rank than the last one runs: torch's CPU generator, the default dtype, the flags of scaled dot
-product attention, ``os.environ``, ``sys.argv``, ``sys.path``, ``sys.meta_path``, ``sys.stdin``, ``sys.stdout``,
+product attention and of cuDNN, the precision of products, ``os.environ``, ``sys.argv``, ``sys.path``, ``sys.meta_path``, ``sys.stdin``, ``sys.stdout``,
 ``sys.stderr``, the working directory, ``__main__``, the modules of the program, and the globals of ``per_rank_modules``. The
 generators of ``random`` and ``numpy.random`` are costly to switch and rarely used: they follow at a rank's next use of them.
 """
@@ -22,8 +22,8 @@ from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.gpu.kernels.attention_choice import first_order
 from kernbench.torch_backend.gpu.tools.inventory import capability_of
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.rank_state import child_environment, loggers, mocks
-from kernbench.torch_backend.rank_state.interpreter import DETERMINISTIC
+from kernbench.torch_backend.rank_state import child_environment, loggers, mocks, precisions
+from kernbench.torch_backend.rank_state.interpreter import ANOMALY, DETERMINISTIC
 from kernbench.torch_backend.rank_state.lazy_generators import LazyGenerators
 from kernbench.torch_backend.rank_state.module_globals import ModuleGlobals
 from kernbench.torch_backend.rank_state.rank_modules import RankModules
@@ -41,11 +41,29 @@ FLAGS: tuple[tuple[Getter, Setter], ...] = (
     (_C._get_mem_efficient_sdp_enabled, _SDPA.enable_mem_efficient_sdp),
     (_C._get_cudnn_sdp_enabled, _SDPA.enable_cudnn_sdp),
     (_C._get_sdp_priority_order, _C._set_sdp_priority_order),
+    (_C._get_math_sdp_allow_fp16_bf16_reduction, _C._set_math_sdp_allow_fp16_bf16_reduction),
+    (_C._get_cudnn_enabled, _C._set_cudnn_enabled),
+    (_C._get_cudnn_benchmark, _C._set_cudnn_benchmark),
+    (_C._get_cudnn_deterministic, _C._set_cudnn_deterministic),
+    (_C._get_cublas_allow_fp16_accumulation, _C._set_cublas_allow_fp16_accumulation),
+    (_C._get_mkldnn_enabled, _C._set_mkldnn_enabled),
+    (_C._get_warnAlways, _C._set_warnAlways),
+    (_C._get_deterministic_fill_uninitialized_memory, _C._set_deterministic_fill_uninitialized_memory),
+    (precisions.legacy_convolutions, precisions.set_legacy_convolutions),
 )
-"""Settings of the process that a rank may change, by how they are read and written."""
+"""Settings of the process that a rank may change and that are read at once, by how they are read and written."""
 
-_ATTENTION = len(FLAGS) - 1
+_ATTENTION = [read for read, _ in FLAGS].index(_C._get_sdp_priority_order)
 """Which of them is the order of attention's kernels."""
+
+RARE: tuple[tuple[Any, str, Getter, Setter], ...] = (
+    (_C, "_set_deterministic_algorithms", *DETERMINISTIC),
+    (torch, "set_deterministic_debug_mode", *DETERMINISTIC),
+    (torch, "set_anomaly_enabled", *ANOMALY),
+    *((_C, name, precisions.read, precisions.write) for name in precisions.SETTERS),
+    *((_C, name, precisions.read_sums, precisions.write_sums) for name in precisions.SETTERS_OF_SUMS),
+)
+"""Those that take long to read: what a function that sets them is called, and of what, how they are read and written."""
 
 _READERS = tuple(read for read, _ in FLAGS)
 _WRITERS = tuple(write for _, write in FLAGS)
@@ -60,6 +78,12 @@ RELIES_ON = (
     Reliance("torch._C", "torch.backends.cuda asks these which attention is enabled", has=(
         "_get_flash_sdp_enabled", "_get_math_sdp_enabled", "_get_mem_efficient_sdp_enabled", "_get_cudnn_sdp_enabled",
         "_get_sdp_priority_order", "_set_sdp_priority_order",
+    )),
+    Reliance("torch._C", "torch.backends and torch itself keep these settings there", has=tuple(
+        f"_{verb}_{name}" for verb in ("get", "set") for name in (
+            "math_sdp_allow_fp16_bf16_reduction", "cudnn_enabled", "cudnn_benchmark", "cudnn_deterministic",
+            "cublas_allow_fp16_accumulation", "mkldnn_enabled", "warnAlways", "deterministic_fill_uninitialized_memory",
+        )
     )),
     Reliance("torch.distributed", "the debug level is read and changed by these", has=(
         "get_debug_level", "set_debug_level", "set_debug_level_from_env",
@@ -152,8 +176,8 @@ class ProcessState:
         self._open = True
         self._generators.open(lambda rank: seed_of(self._simulation.seed, rank))
         self._switch_once_set(patches, dist, "set_debug_level", dist.get_debug_level, dist.set_debug_level)
-        for name in ("use_deterministic_algorithms", "set_deterministic_debug_mode"):
-            self._switch_once_set(patches, torch, name, *DETERMINISTIC)
+        for owner, name, read, write in RARE:
+            self._switch_once_set(patches, owner, name, read, write)
         patches.set(dist, "set_debug_level_from_env", self._debug_level_from_env(dist.set_debug_level_from_env))
         patches.set(os, "chdir", self._change_folder)
         child_environment.install(patches, self.of_children)

@@ -37,7 +37,9 @@ RELIES_ON = (
 )  # fmt: skip
 
 
-_AGENTS = sys.stdlib_module_names | {"_frozen_importlib", "_frozen_importlib_external", "pluggy"}
+_AGENTS = sys.stdlib_module_names | {
+    "_frozen_importlib", "_frozen_importlib_external", "importlib_metadata", "pkg_resources", "pluggy",
+}  # fmt: skip
 """Modules that import for others, plugins by their entry points, say: what asked them is who imports."""
 
 _NONE: frozenset[str] = frozenset()
