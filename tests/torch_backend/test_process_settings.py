@@ -63,6 +63,12 @@ PUT_BACK = {
 """Those that ranks share until they have ended."""
 
 
+@pytest.fixture(autouse=True)
+def settable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Importing torch's own helpers for tests forbids the process to set some of them."""
+    monkeypatch.setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
+
+
 def _seen(setting: Setting) -> dict[int, Any]:
     seen: dict[int, Any] = {}
 

@@ -19,6 +19,16 @@ from typing import Any
 
 import torch
 
+from kernbench.torch_backend.relies_on import Reliance
+
+RELIES_ON = (
+    Reliance(
+        "torch._tensor_str.PRINT_OPTS",
+        "torch.set_printoptions keeps there what was set",
+        has=("precision", "linewidth"),
+    ),
+)
+
 _BUILTINS, _MODULES = builtins.__dict__, sys.modules
 
 

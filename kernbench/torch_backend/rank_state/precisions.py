@@ -1,8 +1,8 @@
 """In which format products of fp32 may be computed, for which torch has two interfaces that look at each other.
 
-The older one is ``torch.set_float32_matmul_precision`` and ``allow_tf32``, the newer ``fp32_precision`` of ``torch.backends`` and
-of their parts. What one has set the other may refuse to read; so each is read as far as it can be, and the newer is written
-last, since writing the older writes it too.
+The older one is ``torch.set_float32_matmul_precision`` and ``allow_tf32``, the newer ``fp32_precision`` of
+``torch.backends`` and of their parts. What one has set the other may refuse to read; so each is read as far as it can be, and
+the newer is written last, since writing the older writes it too.
 """
 
 from __future__ import annotations
@@ -30,7 +30,8 @@ _PARTS = (
 
 RELIES_ON = (
     Reliance("torch._C", "the precision of products and convolutions is kept there", has=(
-        *SETTERS, *SETTERS_OF_SUMS, *(name.replace("_set_", "_get_") for name in SETTERS_OF_SUMS), "_get_float32_matmul_precision", "_get_fp32_precision_getter", "_get_cudnn_allow_tf32", "_set_cudnn_allow_tf32",
+        *SETTERS, *SETTERS_OF_SUMS, *(name.replace("_set_", "_get_") for name in SETTERS_OF_SUMS),
+        "_get_float32_matmul_precision", "_get_fp32_precision_getter", "_get_cudnn_allow_tf32", "_set_cudnn_allow_tf32",
     )),
 )  # fmt: skip
 

@@ -2,9 +2,10 @@
 
 Grad mode, autocast, dispatch modes and the like are per thread, and a rank's body has a thread of its own. What remains is
 switched here when another rank than the last one runs: torch's CPU generator, the default dtype, the flags of scaled dot
-product attention and of cuDNN, the precision of products, ``os.environ``, ``sys.argv``, ``sys.path``, ``sys.meta_path``, ``sys.stdin``, ``sys.stdout``,
-``sys.stderr``, the working directory, ``__main__``, the modules of the program, and the globals of ``per_rank_modules``. The
-generators of ``random`` and ``numpy.random`` are costly to switch and rarely used: they follow at a rank's next use of them.
+product attention and of cuDNN, the precision of products, ``os.environ``, ``sys.argv``, ``sys.path``, ``sys.meta_path``,
+``sys.stdin``, ``sys.stdout``, ``sys.stderr``, the working directory, ``__main__``, the modules of the program, and the globals
+of ``per_rank_modules``. The generators of ``random`` and ``numpy.random`` are costly to switch and rarely used: they follow at
+a rank's next use of them.
 """
 
 from __future__ import annotations
