@@ -23,13 +23,14 @@ from typing import Any
 
 import torch
 
+from kernbench.programs.gpu_cases.host import host
 from kernbench.programs.gpu_cases.indexing import indexing
 from kernbench.programs.gpu_cases.inputs import Call, Case, random
 from kernbench.programs.gpu_cases.layers import attention, convolutions
 from kernbench.programs.gpu_cases.lists import many_tensors
 from kernbench.programs.gpu_cases.memory_bound import memory_bound
 from kernbench.programs.gpu_cases.products import products
-from kernbench.programs.gpu_cases.small import copies, floors, host
+from kernbench.programs.gpu_cases.small import copies, floors
 
 SETS: dict[str, tuple[Callable[[], Iterator[Case]], ...]] = {
     "products": (products,),

@@ -1,4 +1,4 @@
-"""The smallest kernels, what calls take of the host, and copies between the two."""
+"""The smallest kernels, and copies between host and GPU."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
-from kernbench.programs.gpu_cases.inputs import BF16, Call, Case, random
-from kernbench.programs.gpu_cases.lists import with_gradients
+from kernbench.programs.gpu_cases.inputs import Call, Case, random
 
 _CHAIN = 100
 _WIDTH = 4096
@@ -68,80 +67,6 @@ def _of_token(function: Callable[[Token], Any]) -> Call:
     number = torch.zeros(1, dtype=torch.long, device="cuda")
     of = Token(random(1, _WIDTH), random(_WIDTH), random(_WIDTH, _WIDTH), number, random(1000, _WIDTH))
     return lambda: function(of)
-
-
-def host() -> Iterator[Case]:
-    """What a call takes of the host, kernels being shorter: operators, modules, gradients, steps of optimizers."""
-    for name, call in _calls().items():
-        yield "host", name, partial(_given, call)
-
-
-def _given(call: Call) -> Call:
-    return call
-
-
-def _calls() -> dict[str, Call]:
-    x, y, weight = random(8, 64), random(8, 64), random(64, 64)
-    linear, layer_norm = nn.Linear(64, 64, device="cuda", dtype=BF16), nn.LayerNorm(64, device="cuda", dtype=BF16)
-    net = nn.Sequential(*(nn.Sequential(nn.Linear(64, 64), nn.GELU()) for _ in range(8))).to("cuda", BF16)
-    fine = random(8, 64, grad=True)
-    event, side = torch.cuda.Event(), torch.cuda.Stream()
-    graph = torch.cuda.CUDAGraph()
-    torch.cuda.synchronize()
-    with torch.cuda.graph(graph):
-        for _ in range(10):
-            x.add_(0.0)
-    query = random(1, 4, 16, 64)
-    small = [random(16, 16) for _ in range(100)]
-    fused = with_gradients(partial(torch.optim.AdamW, fused=True), small)
-    foreach = with_gradients(partial(torch.optim.AdamW, foreach=True), small)
-    table, ids = random(100, 64), torch.arange(8, device="cuda")
-    on_host, pinned = torch.ones(8, 64), torch.ones(8, 64).pin_memory()
-
-    def trained() -> None:
-        net(x).sum().backward()
-
-    def on_side() -> None:
-        with torch.cuda.stream(side):
-            pass
-
-    return {
-        "add": lambda: x + y,
-        "add_": lambda: x.add_(0.0),
-        "view": lambda: x.view(64, 8),
-        "transpose": lambda: x.t(),
-        "x[0]": lambda: x[0],
-        "slice": lambda: x[:, 2:5],
-        "mm": lambda: x @ weight,
-        "F.linear": lambda: F.linear(x, weight),
-        "nn.Linear": lambda: linear(x),
-        "nn.LayerNorm": lambda: layer_norm(x),
-        "F.gelu": lambda: F.gelu(x),
-        "add with gradient": lambda: fine + y,
-        "sum": lambda: x.sum(),
-        "softmax": lambda: x.softmax(-1),
-        "cat": lambda: torch.cat([x, y]),
-        "to fp32": lambda: x.float(),
-        "empty": lambda: torch.empty(8, 64, device="cuda"),
-        "zeros": lambda: torch.zeros(8, 64, device="cuda"),
-        "sdpa": lambda: F.scaled_dot_product_attention(query, query, query),
-        "16 layers forward": lambda: net(x),
-        "16 layers, both": trained,
-        "AdamW fused of 100": fused.step,
-        "AdamW foreach of 100": foreach.step,
-        "graph of 10": graph.replay,
-        "event record": lambda: event.record(),
-        "stream context": on_side,
-        "item": lambda: x.sum().item(),
-        "synchronize": torch.cuda.synchronize,
-        "index by tensor": lambda: table[ids],
-        "copy to host": lambda: x.cpu(),
-        "from host": lambda: on_host.to("cuda"),
-        "from pinned": lambda: pinned.to("cuda", non_blocking=True),
-        "tensor from list": lambda: torch.tensor([1, 2, 3], device="cuda"),
-        "arange": lambda: torch.arange(64, device="cuda"),
-        "rand": lambda: torch.rand(8, 64, device="cuda"),
-    }
 
 
 def copies() -> Iterator[Case]:
