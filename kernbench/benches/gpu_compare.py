@@ -1,9 +1,11 @@
 """Times of torch's kernels on a real GPU beside those on a simulated one, by groups of cases.
 
     python -m benches.gpu_compare [real.json] [simulated.json] [--cases WORD]
+    python -m benches.gpu_compare --steps
 
-Both files are what :mod:`kernbench.programs.gpu_times` writes; without the second the program is run, without the first its
-readings of an H100 are taken, which come with the package.
+Both files are what :mod:`kernbench.programs.gpu_times` writes, or :mod:`kernbench.programs.gpu_steps.timed`, which times
+steps of whole programs. Without the second the program is run, without the first its readings of an H100 are taken, which come
+with the package.
 """
 
 from __future__ import annotations
@@ -19,7 +21,9 @@ from typing import Any
 
 from kernbench.cost import data
 
-SHIPPED = Path(next(iter(data.__path__))) / "h100_kernels.json"
+_DATA = Path(next(iter(data.__path__)))
+SHIPPED, SHIPPED_STEPS = _DATA / "h100_kernels.json", _DATA / "h100_steps.json"
+CALLS, STEPS = "kernbench.programs.gpu_times", "kernbench.programs.gpu_steps.timed"
 
 
 def ratios(real: dict[str, Any], simulated: dict[str, Any]) -> dict[str, list[tuple[str, float, float]]]:
@@ -33,12 +37,12 @@ def ratios(real: dict[str, Any], simulated: dict[str, Any]) -> dict[str, list[tu
     return groups
 
 
-def simulate(system: str) -> dict[str, Any]:
-    """Run the program on one GPU of a system, without data."""
+def simulate(system: str, module: str) -> dict[str, Any]:
+    """Run the program ``module`` on one GPU of a system, without data."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "simulated.json"
         command = ["run", "--no-data", "--no-summary", "--system", system, "--nproc-per-node", "1"]
-        program = ["-m", "kernbench.programs.gpu_times", "--out", str(out)]
+        program = ["-m", module, "--out", str(out)]
         subprocess.run([sys.executable, "-m", "kernbench", *command, *program], check=True, stdout=subprocess.DEVNULL)
         made: dict[str, Any] = json.loads(out.read_text())
         return made
@@ -47,13 +51,18 @@ def simulate(system: str) -> dict[str, Any]:
 def main() -> None:
     """Compare."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("real", nargs="?", type=Path, default=SHIPPED)
+    parser.add_argument("real", nargs="?", type=Path)
     parser.add_argument("simulated", nargs="?", type=Path)
+    parser.add_argument("--steps", action="store_true", help="steps of whole programs, instead of calls")
     parser.add_argument("--system", default="dgx_h100", help="that is simulated, without a second file")
     parser.add_argument("--cases", help="show the cases of groups with this in their names")
     args = parser.parse_args()
-    real = json.loads(args.real.read_text())
-    simulated = simulate(args.system) if args.simulated is None else json.loads(args.simulated.read_text())
+    real = json.loads((args.real or (SHIPPED_STEPS if args.steps else SHIPPED)).read_text())
+    simulated = (
+        simulate(args.system, STEPS if args.steps else CALLS)
+        if args.simulated is None
+        else json.loads(args.simulated.read_text())
+    )
     errors = []
     print(f"{'group':34s} cases  median     min     max   error")
     for group, cases in ratios(real, simulated).items():

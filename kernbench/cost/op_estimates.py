@@ -400,13 +400,14 @@ class OpCosts:
         return cost
 
     def _beyond_a_launch(self, row: Operator | None, given: Operands, made: Operands) -> float:
-        """Seconds of the host beside one launch: further ones, tensors of lists, what a library keeps of a unit."""
+        """Seconds of the host beside one launch: further ones, tensors of lists, what a library looks for or keeps."""
         if row is None:
             return 0.0
         host = self._host
         further = max(row.count_launches(given, made) - 1, 0)
         tensors = len(given) if row.lists else 0
-        return host.factor * (host.launch * further + host.tensor * tensors + host.unit * row.bookkeeping)
+        found = host.launch * further + host.tensor * tensors + host.unit * row.bookkeeping
+        return host.factor * (found + host.library * row.chosen)
 
     def _price(self, name: str, inputs: Tensors, outputs: Tensors, how: tuple[bool, str], key: tuple[Any, ...]) -> Cost:
         flag, layout = how

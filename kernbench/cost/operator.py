@@ -68,6 +68,7 @@ class Operator:
         variant: whose attention it is (:attr:`kernbench.cost.generations.Generation.attention`).
         launches: kernels, one after the other: a number, or from operands and results.
         lists: whether it takes lists of tensors, each of which costs the host something.
+        chosen: whether a library looks for its kernel at each call, which the host pays for.
         bookkeeping: what the host does besides, in units of :attr:`kernbench.topology.system.HostSpec.unit`.
     """
 
@@ -92,6 +93,7 @@ class Operator:
     variant: str = "flash"
     launches: int | Callable[[Operands, Operands], int] = 1
     lists: bool = False
+    chosen: bool = False
     bookkeeping: float = 0.0
 
     def library_of(self, given: Shapes) -> str:

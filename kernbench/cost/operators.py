@@ -241,7 +241,7 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     (
         """batch_norm batch_norm_legit batch_norm_with_update batch_norm_no_update batch_norm_legit_no_training
         batch_norm_with_update_functional batch_norm_legit_functional""",
-        _moves("batch_norm", once_more_read, launches=2),
+        replace(_moves("batch_norm", once_more_read, launches=2), chosen=True),
     ),
     ("group_norm", _moves("group_norm", once_more_read, launches=2)),
     ("layer_norm", _moves("layer_norm")),
@@ -314,14 +314,14 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
         miopen_convolution mkldnn_convolution slow_conv2d_forward slow_conv3d_forward slow_conv_dilated2d
         slow_conv_dilated3d slow_conv_transpose2d slow_conv_transpose3d conv_depthwise2d conv_depthwise3d
         nnpack_spatial_convolution mkldnn::_convolution_pointwise""",
-        replace(_multiplies(convolution, library=DNN), convolves=True),
+        replace(_multiplies(convolution, library=DNN), convolves=True, chosen=True),
     ),
     (
         "convolution_backward convolution_backward_overrideable slow_conv2d_backward",
-        replace(_multiplies(convolution_backward, 0, 1, 2, library=DNN), convolves=True, gradient=True),
+        replace(_multiplies(convolution_backward, 0, 1, 2, library=DNN), convolves=True, gradient=True, chosen=True),
     ),
     ("trilinear", _works(trilinear, 0.5, panels=False)),
-    ("mkldnn_rnn_layer", _multiplies(recurrent)),
+    ("mkldnn_rnn_layer", replace(_multiplies(recurrent), chosen=True)),
     # -- attention: [batch, heads, tokens, width], or [batch, tokens, heads, width]
     (
         """scaled_dot_product_attention scaled_dot_product_flash_attention scaled_dot_product_flash_attention_for_cpu

@@ -160,24 +160,31 @@ class HostSpec(Spec):
     cpu: str = Field(default="a server's x86, 3 GHz and more", description="one line for people")
     factor: float = Field(default=1.0, gt=0, description="how many times as long this CPU takes as the figures say")
     operator: Seconds = Field(
-        default=6.5e-6,
+        default=10.5e-6,
         description="an operator that the program calls, beside its launch: interpreter, binding, dispatcher",
     )
     view: Seconds = Field(
-        default=1.5e-6, description="a view that torch takes by itself: in `linear`, in a backward pass"
+        default=3e-6, description="a view that torch takes by itself: in `linear`, in a backward pass"
     )
     subclass: Seconds = Field(
         default=25e-6, description="an operator of tensors of a class that sees its operations: a DTensor"
     )
     autograd: Seconds = Field(
-        default=2.0e-6, description="forward, where a gradient is wanted: the node and what it keeps"
+        default=12e-6, description="forward, where a gradient is wanted: the node and what it keeps"
     )
     backward: Seconds = Field(
-        default=7.0e-6,
+        default=28e-6,
         description="an operator of a backward pass: the engine's part of its node, and the operator's in C++",
     )
-    launch: Seconds = Field(default=3.0e-6, description="each kernel that an operator launches beyond its first")
-    tensor: Seconds = Field(default=0.5e-6, description="each tensor of an operator over lists")
+    begin: Seconds = Field(
+        default=150e-6, description="a backward pass, besides: its thread wakes up and looks at the graph"
+    )
+    library: Seconds = Field(
+        default=28e-6,
+        description="an operator of a library that looks for its kernel at each call, cuDNN: convolutions, norms",
+    )
+    launch: Seconds = Field(default=5e-6, description="each kernel that an operator launches beyond its first")
+    tensor: Seconds = Field(default=1.5e-6, description="each tensor of an operator over lists")
     unit: Seconds = Field(default=40e-6, description="FSDP: each copy in or out of a unit's parameters or gradients")
     compiled: Seconds = Field(default=6.8e-6, description="each kernel that compiled code launches")
     graph: Seconds = Field(default=2.5e-6, description="launch of a captured graph")

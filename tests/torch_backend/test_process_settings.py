@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -64,9 +64,10 @@ PUT_BACK = {
 
 
 @pytest.fixture(autouse=True)
-def settable(monkeypatch: pytest.MonkeyPatch) -> None:
+def settable() -> Iterator[None]:
     """Importing torch's own helpers for tests forbids the process to set some of them."""
-    monkeypatch.setattr(torch.backends, "__allow_nonbracketed_mutation_flag", True)
+    with getattr(torch.backends, "__allow_nonbracketed_mutation")():
+        yield
 
 
 def _seen(setting: Setting) -> dict[int, Any]:

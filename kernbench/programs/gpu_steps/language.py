@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from kernbench.programs.gpu_steps.program import Program, Step, graphed, inference, training
+from kernbench.programs.gpu_steps.program import Step, TimedProgram, graphed, inference, training
 
 BF16, FP16 = torch.bfloat16, torch.float16
 
 
 @dataclass(frozen=True)
-class Sizes:
+class DecoderSizes:
     """Of a decoder: layers, width, heads of queries and of keys, width of the feed-forward layer, vocabulary."""
 
     layers: int
@@ -29,15 +29,15 @@ class Sizes:
     vocabulary: int
 
 
-SMALL = Sizes(6, 384, 6, 6, 1536, 65)
-GPT2 = Sizes(12, 768, 12, 12, 3072, 50304)
-LLAMA_1B = Sizes(16, 2048, 32, 8, 8192, 32000)
+SMALL = DecoderSizes(6, 384, 6, 6, 1536, 65)
+GPT2 = DecoderSizes(12, 768, 12, 12, 3072, 50304)
+LLAMA_1B = DecoderSizes(16, 2048, 32, 8, 8192, 32000)
 
 
-class GptBlock(nn.Module):
+class LearnedBlock(nn.Module):
     """Layer norms, attention and a GELU layer, with biases."""
 
-    def __init__(self, sizes: Sizes, by_hand: bool) -> None:
+    def __init__(self, sizes: DecoderSizes, by_hand: bool) -> None:
         super().__init__()
         self.sizes, self.by_hand = sizes, by_hand
         width = sizes.width
@@ -59,13 +59,13 @@ class GptBlock(nn.Module):
         return x + self.down(F.gelu(self.up(self.norm_2(x))))
 
 
-class Gpt(nn.Module):
+class Learned(nn.Module):
     """A decoder with learned positions."""
 
-    def __init__(self, sizes: Sizes, length: int, by_hand: bool = False) -> None:
+    def __init__(self, sizes: DecoderSizes, length: int, by_hand: bool = False) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(sizes.vocabulary, sizes.width), nn.Embedding(length, sizes.width)
-        self.blocks = nn.ModuleList(GptBlock(sizes, by_hand) for _ in range(sizes.layers))
+        self.blocks = nn.ModuleList(LearnedBlock(sizes, by_hand) for _ in range(sizes.layers))
         self.norm, self.head = nn.LayerNorm(sizes.width), nn.Linear(sizes.width, sizes.vocabulary, bias=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
@@ -75,8 +75,8 @@ class Gpt(nn.Module):
         return self.head(self.norm(x))
 
 
-class RmsNorm(nn.Module):
-    """As Llama's programs write it, in plain operators."""
+class PlainRmsNorm(nn.Module):
+    """As Rotated's programs write it, in plain operators."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -87,13 +87,13 @@ class RmsNorm(nn.Module):
         return (wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + 1e-5)).type_as(x) * self.weight
 
 
-class LlamaBlock(nn.Module):
+class RotatedBlock(nn.Module):
     """RMS norms, rotated and grouped heads, a gated layer; with a cache of keys and values where one is given."""
 
-    def __init__(self, sizes: Sizes) -> None:
+    def __init__(self, sizes: DecoderSizes) -> None:
         super().__init__()
         self.sizes, self.each = sizes, sizes.width // sizes.heads
-        self.norm_1, self.norm_2 = RmsNorm(sizes.width), RmsNorm(sizes.width)
+        self.norm_1, self.norm_2 = PlainRmsNorm(sizes.width), PlainRmsNorm(sizes.width)
         linear = partial(nn.Linear, bias=False)
         self.q, self.o = linear(sizes.width, sizes.width), linear(sizes.width, sizes.width)
         self.k, self.v = linear(sizes.width, sizes.kv * self.each), linear(sizes.width, sizes.kv * self.each)
@@ -130,15 +130,15 @@ class LlamaBlock(nn.Module):
         return x + self.down(F.silu(self.gate(h)) * self.up(h))
 
 
-class Llama(nn.Module):
+class Rotated(nn.Module):
     """A decoder with rotated positions."""
 
-    def __init__(self, sizes: Sizes, checkpointed: bool = False) -> None:
+    def __init__(self, sizes: DecoderSizes, checkpointed: bool = False) -> None:
         super().__init__()
         self.sizes, self.checkpointed = sizes, checkpointed
         self.tokens = nn.Embedding(sizes.vocabulary, sizes.width)
-        self.blocks = nn.ModuleList(LlamaBlock(sizes) for _ in range(sizes.layers))
-        self.norm, self.head = RmsNorm(sizes.width), nn.Linear(sizes.width, sizes.vocabulary, bias=False)
+        self.blocks = nn.ModuleList(RotatedBlock(sizes) for _ in range(sizes.layers))
+        self.norm, self.head = PlainRmsNorm(sizes.width), nn.Linear(sizes.width, sizes.vocabulary, bias=False)
 
     def angles(self, places: Tensor) -> tuple[Tensor, Tensor]:
         each = self.sizes.width // self.sizes.heads
@@ -168,7 +168,7 @@ def cross_entropy(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def gpt(
-    sizes: Sizes,
+    sizes: DecoderSizes,
     batch: int,
     length: int,
     dtype: torch.dtype | None,
@@ -177,16 +177,16 @@ def gpt(
     **adamw: Any,
 ) -> Step:
     with torch.device("cuda"):
-        model = Gpt(sizes, length, by_hand)
+        model = Learned(sizes, length, by_hand)
     run: Callable[[Tensor], Tensor] = torch.compile(model) if compiled else model
     tokens = drawn(sizes.vocabulary, batch, length)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, **adamw)
     return training(model, lambda: cross_entropy(run(tokens), tokens), optimizer, dtype=dtype, clip=1.0)
 
 
-def llama(batch: int, length: int, checkpointed: bool = False, sizes: Sizes = LLAMA_1B) -> Step:
+def llama(batch: int, length: int, checkpointed: bool = False, sizes: DecoderSizes = LLAMA_1B) -> Step:
     with torch.device("cuda"):
-        model = Llama(sizes, checkpointed).to(BF16)
+        model = Rotated(sizes, checkpointed).to(BF16)
     tokens, places = drawn(sizes.vocabulary, batch, length), torch.arange(length, device="cuda")
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True)
     return training(model, lambda: cross_entropy(model(tokens, places).float(), tokens), optimizer)
@@ -194,7 +194,7 @@ def llama(batch: int, length: int, checkpointed: bool = False, sizes: Sizes = LL
 
 def prefill(batch: int, length: int) -> Step:
     with torch.device("cuda"):
-        model = Llama(LLAMA_1B).to(BF16)
+        model = Rotated(LLAMA_1B).to(BF16)
     tokens, places = drawn(LLAMA_1B.vocabulary, batch, length), torch.arange(length, device="cuda")
     return inference(lambda: model(tokens, places)[:, -1].argmax(-1))
 
@@ -203,7 +203,7 @@ def decode(batch: int, length: int, in_graph: bool) -> Step:
     """A token for each sequence, beside a static cache."""
     sizes = LLAMA_1B
     with torch.device("cuda"), torch.no_grad():
-        model = Llama(sizes).to(BF16)
+        model = Rotated(sizes).to(BF16)
         tokens, place = torch.zeros(batch, 1, dtype=torch.long), torch.tensor([length // 2])
         mask = (torch.arange(length) <= place).view(1, 1, 1, length)
         shape = (batch, sizes.kv, length, sizes.width // sizes.heads)
@@ -230,7 +230,7 @@ def encoder(batch: int, length: int, dtype: torch.dtype | None, evaluated: bool 
     )
 
 
-class Experts(nn.Module):
+class RoutedExperts(nn.Module):
     """A layer of experts in plain operators: each is called with its tokens, whose number the host reads."""
 
     def __init__(self, width: int, hidden: int, count: int, chosen: int) -> None:
@@ -252,7 +252,7 @@ class Experts(nn.Module):
 
 def experts(tokens: int) -> Step:
     with torch.device("cuda"):
-        model = nn.Sequential(*(Experts(1024, 4096, 8, 2) for _ in range(4))).to(BF16)
+        model = nn.Sequential(*(RoutedExperts(1024, 4096, 8, 2) for _ in range(4))).to(BF16)
         x = torch.randn(tokens, 1024, dtype=BF16)
     return training(model, lambda: model(x).float().pow(2).mean(), torch.optim.SGD(model.parameters(), lr=1e-3))
 
@@ -260,7 +260,7 @@ def experts(tokens: int) -> Step:
 def lora(batch: int, length: int) -> Step:
     """Weights that are frozen, beside small ones that are trained."""
     with torch.device("cuda"):
-        model = Llama(LLAMA_1B).to(BF16).requires_grad_(False)
+        model = Rotated(LLAMA_1B).to(BF16).requires_grad_(False)
     trained = []
     for block in model.blocks:
         for name in ("q", "v"):
@@ -276,29 +276,33 @@ def lora(batch: int, length: int) -> Step:
     return training(model, lambda: cross_entropy(model(tokens, places).float(), tokens), optimizer)
 
 
-def programs() -> Iterator[Program]:
-    yield Program("training", "gpt small fp32, 64 x 256", partial(gpt, SMALL, 64, 256, None))
-    yield Program("training", "gpt 124M bf16, 8 x 1024", partial(gpt, GPT2, 8, 1024, BF16, fused=True))
-    yield Program("training", "gpt 124M bf16, 2 x 256, foreach", partial(gpt, GPT2, 2, 256, BF16, foreach=True))
-    yield Program("training", "gpt 124M bf16, 2 x 256, loops", partial(gpt, GPT2, 2, 256, BF16, foreach=False))
-    yield Program("training", "gpt 124M by hand fp16, 4 x 1024", partial(gpt, GPT2, 4, 1024, FP16, by_hand=True))
-    yield Program("training", "gpt 124M tf32, 4 x 1024", partial(_tf32, partial(gpt, GPT2, 4, 1024, None)))
-    yield Program("training", "llama 1B bf16, 1 x 4096", partial(llama, 1, 4096))
-    yield Program("training", "llama 1B bf16 checkpointed, 2 x 4096", partial(llama, 2, 4096, checkpointed=True))
-    yield Program("training", "llama 1B lora, 4 x 1024", partial(lora, 4, 1024))
-    yield Program("training", "experts 4096 tokens", partial(experts, 4096))
-    yield Program("training", "encoder fp16, 32 x 512", partial(encoder, 32, 512, FP16))
-    yield Program("inference", "encoder fp32, 8 x 128", partial(encoder, 8, 128, None, evaluated=True))
-    yield Program("inference", "llama 1B prefill, 1 x 2048", partial(prefill, 1, 2048))
-    yield Program("inference", "llama 1B prefill, 1 x 128", partial(prefill, 1, 128))
-    yield Program("inference", "llama 1B decode, 1 of 2048", partial(decode, 1, 2048, in_graph=False))
-    yield Program("inference", "llama 1B decode in a graph, 1 of 2048", partial(decode, 1, 2048, in_graph=True))
-    yield Program("inference", "llama 1B decode in a graph, 32 of 2048", partial(decode, 32, 2048, in_graph=True))
+def programs() -> Iterator[TimedProgram]:
+    yield TimedProgram("training", "gpt small fp32, 64 x 256", partial(gpt, SMALL, 64, 256, None))
+    yield TimedProgram("training", "gpt 124M bf16, 8 x 1024", partial(gpt, GPT2, 8, 1024, BF16, fused=True))
+    yield TimedProgram("training", "gpt 124M bf16, 2 x 256, foreach", partial(gpt, GPT2, 2, 256, BF16, foreach=True))
+    yield TimedProgram("training", "gpt 124M bf16, 2 x 256, loops", partial(gpt, GPT2, 2, 256, BF16, foreach=False))
+    yield TimedProgram("training", "gpt 124M by hand fp16, 4 x 1024", partial(gpt, GPT2, 4, 1024, FP16, by_hand=True))
+    yield TimedProgram("training", "gpt 124M tf32, 4 x 1024", partial(_tf32, partial(gpt, GPT2, 4, 1024, None)))
+    yield TimedProgram("training", "llama 1B bf16, 1 x 4096", partial(llama, 1, 4096))
+    yield TimedProgram("training", "llama 1B bf16 checkpointed, 2 x 4096", partial(llama, 2, 4096, checkpointed=True))
+    yield TimedProgram("training", "llama 1B lora, 4 x 1024", partial(lora, 4, 1024))
+    yield TimedProgram("training", "experts 4096 tokens", partial(experts, 4096))
+    yield TimedProgram("training", "encoder fp16, 32 x 512", partial(encoder, 32, 512, FP16))
+    yield TimedProgram("inference", "encoder fp32, 8 x 128", partial(encoder, 8, 128, None, evaluated=True))
+    yield TimedProgram("inference", "llama 1B prefill, 1 x 2048", partial(prefill, 1, 2048))
+    yield TimedProgram("inference", "llama 1B prefill, 1 x 128", partial(prefill, 1, 128))
+    yield TimedProgram("inference", "llama 1B decode, 1 of 2048", partial(decode, 1, 2048, in_graph=False))
+    yield TimedProgram("inference", "llama 1B decode in a graph, 1 of 2048", partial(decode, 1, 2048, in_graph=True))
+    yield TimedProgram("inference", "llama 1B decode in a graph, 32 of 2048", partial(decode, 32, 2048, in_graph=True))
 
 
-def compiled_programs() -> Iterator[Program]:
-    yield Program("compiled", "gpt 124M bf16, 8 x 1024", partial(gpt, GPT2, 8, 1024, BF16, compiled=True, fused=True))
-    yield Program("compiled", "gpt small fp32, 64 x 256", partial(gpt, SMALL, 64, 256, None, compiled=True, fused=True))
+def compiled_programs() -> Iterator[TimedProgram]:
+    yield TimedProgram(
+        "compiled", "gpt 124M bf16, 8 x 1024", partial(gpt, GPT2, 8, 1024, BF16, compiled=True, fused=True)
+    )
+    yield TimedProgram(
+        "compiled", "gpt small fp32, 64 x 256", partial(gpt, SMALL, 64, 256, None, compiled=True, fused=True)
+    )
 
 
 def _tf32(make: Callable[[], Step]) -> Step:

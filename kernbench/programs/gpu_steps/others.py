@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernbench.programs.gpu_steps.program import Program, Step, training
+from kernbench.programs.gpu_steps.program import Step, TimedProgram, training
 
 
 def lstm(batch: int, length: int) -> Step:
-    class Model(nn.Module):
+    class WordModel(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.tokens, self.layers = nn.Embedding(10000, 650), nn.LSTM(650, 650, 2, dropout=0.5)
@@ -23,7 +23,7 @@ def lstm(batch: int, length: int) -> Step:
             return self.head(self.layers(self.tokens(tokens))[0])
 
     with torch.device("cuda"):
-        model, tokens = Model(), torch.randint(10000, (length, batch))
+        model, tokens = WordModel(), torch.randint(10000, (length, batch))
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     return training(
         model, lambda: F.cross_entropy(model(tokens).view(-1, 10000), tokens.view(-1)), optimizer, clip=0.25
@@ -148,13 +148,13 @@ def simulation(side: int) -> Step:
     return step
 
 
-def programs() -> Iterator[Program]:
-    yield Program("training", "lstm fp32, 20 x 35", partial(lstm, 20, 35))
-    yield Program("training", "gru cells fp32, 64 x 50", partial(cells, 64, 50))
-    yield Program("training", "recommendation fp32, 8192", partial(recommendation, 8192))
-    yield Program("training", "graph fp32, 100000 nodes", partial(graph, 100_000, 1_000_000))
-    yield Program("training", "reinforcement fp32, 256", partial(reinforcement, 256))
-    yield Program("training", "wide fp32 2048, 1024", partial(wide, 2048, 1024, torch.float32))
-    yield Program("training", "wide bf16 8192, 4096", partial(wide, 8192, 4096, torch.bfloat16))
-    yield Program("training", "sound fp32, 8", partial(sound, 8))
-    yield Program("other", "heat fp32, 4096", partial(simulation, 4096))
+def programs() -> Iterator[TimedProgram]:
+    yield TimedProgram("training", "lstm fp32, 20 x 35", partial(lstm, 20, 35))
+    yield TimedProgram("training", "gru cells fp32, 64 x 50", partial(cells, 64, 50))
+    yield TimedProgram("training", "recommendation fp32, 8192", partial(recommendation, 8192))
+    yield TimedProgram("training", "graph fp32, 100000 nodes", partial(graph, 100_000, 1_000_000))
+    yield TimedProgram("training", "reinforcement fp32, 256", partial(reinforcement, 256))
+    yield TimedProgram("training", "wide fp32 2048, 1024", partial(wide, 2048, 1024, torch.float32))
+    yield TimedProgram("training", "wide bf16 8192, 4096", partial(wide, 8192, 4096, torch.bfloat16))
+    yield TimedProgram("training", "sound fp32, 8", partial(sound, 8))
+    yield TimedProgram("other", "heat fp32, 4096", partial(simulation, 4096))

@@ -34,7 +34,7 @@ def enter(phase: str) -> None:
         each(phase)
 
 
-class Program(NamedTuple):
+class TimedProgram(NamedTuple):
     """A program by its name; ``make`` builds its model and inputs on the current GPU."""
 
     group: str

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 
 from kernbench.programs.gpu_steps import language, others, triton_kernels, vision
-from kernbench.programs.gpu_steps.program import Program, Step, phases
+from kernbench.programs.gpu_steps.program import Step, TimedProgram, phases
 
-SETS: dict[str, Callable[[], Iterator[Program]]] = {
+SETS: dict[str, Callable[[], Iterator[TimedProgram]]] = {
     "language": language.programs,
     "vision": vision.programs,
     "others": others.programs,
@@ -101,7 +101,7 @@ def kernels_of(step: Step) -> dict[str, tuple[int, float]]:
     return {each.key: (each.count, each.self_device_time_total * 1e-6) for each in profile.key_averages()}
 
 
-def _case(program: Program, steps: int, kernels: bool) -> dict[str, Any]:
+def _case(program: TimedProgram, steps: int, kernels: bool) -> dict[str, Any]:
     case: dict[str, Any] = {"group": program.group, "name": program.name}
     torch.manual_seed(0)
     torch.cuda.reset_peak_memory_stats()

@@ -10,13 +10,13 @@ import torch
 import triton
 import triton.language as tl
 
-from kernbench.programs.gpu_steps.program import Program, Step
+from kernbench.programs.gpu_steps.program import Step, TimedProgram
 
 FP16, FP32, FP8 = torch.float16, torch.float32, torch.float8_e4m3fn
 SHORT = {FP16: "fp16", FP32: "tf32", FP8: "fp8"}
 
 
-class Product(NamedTuple):
+class TiledProduct(NamedTuple):
     """Sizes M, N and K, a tile of them with its warps, and whether the right operand lies in memory as its transpose does."""
 
     shape: tuple[int, int, int]
@@ -238,46 +238,46 @@ def int8(M: int, N: int, K: int) -> Step:
     return lambda: int8_kernel[(M // 128, N // 128)](a, b, c, M, N, K, BM=128, BN=128, BK=64, num_warps=4, num_stages=3)
 
 
-def _square(size: int, dtype: torch.dtype, *tile: int, turned: bool = False) -> Product:
-    return Product((size, size, size), dtype, tile, turned)
+def _square(size: int, dtype: torch.dtype, *tile: int, turned: bool = False) -> TiledProduct:
+    return TiledProduct((size, size, size), dtype, tile, turned)
 
 
 PRODUCTS = (
     *(_square(size, FP16, 128, 256, 64, 8) for size in (512, 1024, 2048, 4096, 8192)),
     _square(4096, FP16, 64, 64, 32, 4), _square(4096, FP16, 128, 128, 64, 4), _square(4096, FP16, 128, 128, 32, 8),
     _square(4096, FP16, 64, 128, 64, 4), _square(4096, FP16, 64, 64, 64, 4), _square(4096, FP16, 32, 64, 64, 4),
-    Product((16, 4096, 4096), FP16, (16, 64, 128, 4), False),
+    TiledProduct((16, 4096, 4096), FP16, (16, 64, 128, 4), False),
     _square(2048, FP32, 128, 128, 32, 8), _square(2048, FP32, 128, 128, 32, 8, turned=True),
     _square(4096, FP8, 128, 256, 128, 8), _square(4096, FP8, 128, 128, 64, 4),
     _square(4096, FP8, 128, 256, 128, 8, turned=True), _square(4096, FP8, 128, 128, 128, 4, turned=True),
 )  # fmt: skip
 
 
-def programs() -> Iterator[Program]:
+def programs() -> Iterator[TimedProgram]:
     for n in (1 << 16, 1 << 22, 1 << 27):
-        yield Program("triton", f"add {n}", partial(add, n))
+        yield TimedProgram("triton", f"add {n}", partial(add, n))
     for rows, n in ((4096, 512), (4096, 4096), (512, 16384)):
-        yield Program("triton", f"softmax fp32 {rows} x {n}", partial(softmax, rows, n))
+        yield TimedProgram("triton", f"softmax fp32 {rows} x {n}", partial(softmax, rows, n))
     for rows, n in ((4096, 1024), (4096, 8192)):
-        yield Program("triton", f"norm fp16 {rows} x {n}", partial(norm, rows, n, FP16))
+        yield TimedProgram("triton", f"norm fp16 {rows} x {n}", partial(norm, rows, n, FP16))
     for shape, dtype, tile, turned in PRODUCTS:
         lies = " turned" if turned else ""
         name = (
             f"product {SHORT[dtype]} {'x'.join(map(str, shape))}{lies}, {'x'.join(map(str, tile[:3]))}, {tile[3]} warps"
         )
-        yield Program("triton", name, partial(product, *shape, dtype, tile, turned))
-    yield Program("triton", "product int8 4096, 128 x 128 x 64", partial(int8, 4096, 4096, 4096))
+        yield TimedProgram("triton", name, partial(product, *shape, dtype, tile, turned))
+    yield TimedProgram("triton", "product int8 4096, 128 x 128 x 64", partial(int8, 4096, 4096, 4096))
     for distinct in (1, 32, 1024, 1 << 20, 1 << 24):
         for dtype in (torch.int32, FP32):
             name = f"add up {1 << 24} {str(dtype)[6:]} to {distinct}"
-            yield Program("triton", name, partial(add_up, 1 << 24, distinct, dtype))
+            yield TimedProgram("triton", name, partial(add_up, 1 << 24, distinct, dtype))
     for bins in (16, 256, 4096, 65536, 1 << 20):
-        yield Program("triton", f"histogram {1 << 24} of {bins}", partial(histogram, 1 << 24, bins))
+        yield TimedProgram("triton", f"histogram {1 << 24} of {bins}", partial(histogram, 1 << 24, bins))
     for causal in (False, True):
         for length in (1024, 8192):
             name = f"attention fp16 64 heads, {length} x 128{', causal' if causal else ''}"
-            yield Program("triton", name, partial(attention, 64, length, 128, causal))
-    yield Program("triton", "attention fp16 64 heads, 4096 x 64, causal", partial(attention, 64, 4096, 64, True))
+            yield TimedProgram("triton", name, partial(attention, 64, length, 128, causal))
+    yield TimedProgram("triton", "attention fp16 64 heads, 4096 x 64, causal", partial(attention, 64, 4096, 64, True))
     for size in (4096, 16384):
-        yield Program("triton", f"gemv fp16 {size}", partial(gemv, size, size))
-    yield Program("triton", "transpose fp32 8192", partial(transpose, 8192, 8192))
+        yield TimedProgram("triton", f"gemv fp16 {size}", partial(gemv, size, size))
+    yield TimedProgram("triton", "transpose fp32 8192", partial(transpose, 8192, 8192))

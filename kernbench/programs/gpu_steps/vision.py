@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from kernbench.programs.gpu_steps.program import Program, Step, autocast, inference, training
+from kernbench.programs.gpu_steps.program import Step, TimedProgram, autocast, inference, training
 
 BF16, FP16 = torch.bfloat16, torch.float16
 
@@ -85,7 +85,7 @@ def vit(batch: int) -> Step:
     return training(model, lambda: F.cross_entropy(model(x), targets), optimizer, dtype=BF16)
 
 
-class Residual(nn.Module):
+class Denoising(nn.Module):
     """Of a denoising network: group norms, SiLU, 3 x 3, the time of the step added."""
 
     def __init__(self, given: int, made: int) -> None:
@@ -100,7 +100,7 @@ class Residual(nn.Module):
         return self.conv_2(F.silu(self.norm_2(y))) + self.short(x)
 
 
-class Attended(nn.Module):
+class PlacesAttended(nn.Module):
     """Attention among the places of an image."""
 
     def __init__(self, width: int) -> None:
@@ -125,9 +125,9 @@ class Unet(nn.Module):
         super().__init__()
         widths = (128, 256, 384)
         self.first = nn.Conv2d(3, widths[0], 3, padding=1)
-        self.down = nn.ModuleList([Residual(128, 128), Residual(128, 256), Residual(256, 384)])
-        self.middle, self.attended = Residual(384, 384), Attended(384)
-        self.up = nn.ModuleList([Residual(768, 256), Residual(512, 128), Residual(256, 128)])
+        self.down = nn.ModuleList([Denoising(128, 128), Denoising(128, 256), Denoising(256, 384)])
+        self.middle, self.attended = Denoising(384, 384), PlacesAttended(384)
+        self.up = nn.ModuleList([Denoising(768, 256), Denoising(512, 128), Denoising(256, 128)])
         self.norm, self.last = nn.GroupNorm(32, 128), nn.Conv2d(128, 3, 3, padding=1)
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
@@ -202,7 +202,7 @@ def video(batch: int) -> Step:
 def depthwise(batch: int) -> Step:
     """Blocks of ConvNeXt: 7 x 7 by channel, a layer norm, two products."""
 
-    class Block(nn.Module):
+    class Separated(nn.Module):
         def __init__(self, width: int) -> None:
             super().__init__()
             self.conv, self.norm = nn.Conv2d(width, width, 7, padding=3, groups=width), nn.LayerNorm(width)
@@ -213,7 +213,7 @@ def depthwise(batch: int) -> Step:
             return x + self.down(F.gelu(self.up(y))).permute(0, 3, 1, 2)
 
     with torch.device("cuda"):
-        model = nn.Sequential(nn.Conv2d(3, 192, 8, 8), *(Block(192) for _ in range(6)))
+        model = nn.Sequential(nn.Conv2d(3, 192, 8, 8), *(Separated(192) for _ in range(6)))
         x = torch.randn(batch, 3, 224, 224)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
@@ -224,14 +224,16 @@ def depthwise(batch: int) -> Step:
     return training(model, loss, optimizer)
 
 
-def programs() -> Iterator[Program]:
-    yield Program("training", "resnet50 bf16 channels last, 128", partial(resnet, 128, BF16, True))
-    yield Program("training", "resnet50 fp32, 64", partial(resnet, 64, None, False))
-    yield Program("inference", "resnet50 fp32, 1", partial(resnet, 1, None, False, evaluated=True))
-    yield Program("inference", "resnet50 fp16 channels last, 128", partial(resnet, 128, FP16, True, evaluated=True))
-    yield Program("training", "vit base bf16, 64", partial(vit, 64))
-    yield Program("training", "unet bf16, 32 of 64", partial(unet, 32, 64))
-    yield Program("inference", "unet fp16, 2 of 64", partial(unet, 2, 64, evaluated=True))
-    yield Program("training", "gan fp32, 128", partial(gan, 128))
-    yield Program("training", "video bf16, 16", partial(video, 16))
-    yield Program("training", "depthwise bf16, 64", partial(depthwise, 64))
+def programs() -> Iterator[TimedProgram]:
+    yield TimedProgram("training", "resnet50 bf16 channels last, 128", partial(resnet, 128, BF16, True))
+    yield TimedProgram("training", "resnet50 fp32, 64", partial(resnet, 64, None, False))
+    yield TimedProgram("inference", "resnet50 fp32, 1", partial(resnet, 1, None, False, evaluated=True))
+    yield TimedProgram(
+        "inference", "resnet50 fp16 channels last, 128", partial(resnet, 128, FP16, True, evaluated=True)
+    )
+    yield TimedProgram("training", "vit base bf16, 64", partial(vit, 64))
+    yield TimedProgram("training", "unet bf16, 32 of 64", partial(unet, 32, 64))
+    yield TimedProgram("inference", "unet fp16, 2 of 64", partial(unet, 2, 64, evaluated=True))
+    yield TimedProgram("training", "gan fp32, 128", partial(gan, 128))
+    yield TimedProgram("training", "video bf16, 16", partial(video, 16))
+    yield TimedProgram("training", "depthwise bf16, 64", partial(depthwise, 64))
