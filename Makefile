@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 JOBS   ?= auto
 
 .DEFAULT_GOAL := help
-.PHONY: help install bytecode bench test lint types suite docs house site dist test-long test-pythons test-triton-matrix test-torch-matrix clean
+.PHONY: help install bytecode bench test lint types suite docs house site dist changelog test-long test-pythons test-triton-matrix test-torch-matrix clean
 
 help:  ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 16
@@ -79,6 +79,10 @@ dist: $(VENV)/.installed-release  ## build the wheel and the source archive into
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist .
 	$(BIN)/python -m twine check --strict dist/*
+	$(BIN)/towncrier build --draft --version next
+
+changelog: $(VENV)/.installed-release  ## make a section of CHANGELOG.md of what is in changelog.d: VERSION=0.4.0
+	$(BIN)/towncrier build --yes --version $(VERSION)
 
 $(VENV)/.installed-release: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,release]'

@@ -12,6 +12,7 @@ from kernbench.cost.calibration import calibrate, measure_log, measure_manifest,
 from kernbench.cost.comparisons import Comparison
 from kernbench.input_files import resolved
 from kernbench.output_files import write_file
+from kernbench.plurals import counted
 
 BAD_FIT = 0.2
 """Median error beyond which a fit is called bad: several times what the shipped systems have."""
@@ -31,7 +32,7 @@ def fit(source: Path, system: str, out: Path, collective: str | None, ranks: int
         click.echo(f"{parameter.name:32} {before:12.4g} -> {after:.4g}")
     for title, state in (("before", result.before), ("after", result.after)):
         click.echo(
-            f"{title:7} {state.points} points: median error {100 * state.median:.1f} %, "
+            f"{title:7} {counted(state.points, 'point')}: median error {100 * state.median:.1f} %, "
             f"p90 {100 * state.p90:.1f} %, signed {100 * state.signed:+.1f} %"
         )
     for lines in result.tables:

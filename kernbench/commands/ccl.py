@@ -9,6 +9,7 @@ import click
 
 from kernbench.errors import ConfigError
 from kernbench.names import ALGORITHM, SYSTEM
+from kernbench.plurals import counted
 
 
 @click.group(name="ccl", context_settings={"help_option_names": ["-h", "--help"]})
@@ -85,12 +86,12 @@ def check(module: str, members: int) -> None:
                 schedule = build_schedule(module, count, root, Placement.flat(count, reduces_in_switch=True))
                 check_schedule(schedule, collective, root)
             except CannotServeError as error:
-                click.echo(f"{count} members: cannot serve ({error})")
+                click.echo(f"{counted(count, 'member')}: cannot serve ({error})")
                 break
             except ValueError as error:
                 raise ConfigError(str(error)) from None
             served += 1
-            steps = f"{len(schedule.rounds) - 1} rounds, {len(schedule)} transfers"
-            click.echo(f"{count} members{'' if root is None else f', root {root}'}: {steps}: right")
+            steps = f"{counted(len(schedule.rounds) - 1, 'round')}, {counted(len(schedule), 'transfer')}"
+            click.echo(f"{counted(count, 'member')}{'' if root is None else f', root {root}'}: {steps}: right")
     if not served:
         raise ConfigError(f"{module} has no schedule for any of these members")

@@ -21,6 +21,7 @@ from kernbench.explore.study import RunLog, study_of
 from kernbench.html_report.study import write_study
 from kernbench.order import schedule_of, told
 from kernbench.plugins.manager import default_manager
+from kernbench.plurals import counted
 from kernbench.stand_ins import standing_in
 
 _PATIENCE = 2
@@ -88,7 +89,9 @@ def _explore(
         if shrink:
             words += _tell_of_fewer_ranks(found, asked, run, log, how)
     else:
-        click.echo(f"nothing found in {count} runs ({how}): no race, no failure, and the same values in all of them")
+        click.echo(
+            f"nothing found in {counted(count, 'run')} ({how}): no race, no failure, and the same values in all of them"
+        )
         if told_of:
             click.echo(told_of)
     if report_file is not None:
@@ -116,7 +119,8 @@ def _tell(
         choices, more = shrunk(log.noting(partial(run, asked)), found)
         needed = [f"{choice}: {told(choice, place)}" for choice, place in choices]
         click.echo(
-            f"of {len(found.trial.taken)} choices other than the default ones, {len(choices)} are needed ({more} runs):"
+            f"of {len(found.trial.taken)} choices other than the default ones, {len(choices)} are needed "
+            f"({counted(more, 'run')}):"
         )
         for line in needed:
             click.echo(f"  {line}")

@@ -26,6 +26,7 @@ from kernbench.options import RunOptions, command_line
 from kernbench.order import check_findings_path, write_findings
 from kernbench.output_files import require_place
 from kernbench.plugins.manager import default_manager
+from kernbench.plurals import counted
 from kernbench.processes.gate import INHERITED
 from kernbench.runtime_api import launcher
 from kernbench.runtime_api.context import simulate
@@ -295,7 +296,7 @@ def _write_autotune_report(report: AutotuneReport) -> None:
     except Exception as error:
         click.echo(f"kernbench: no autotune report: {type(error).__name__}: {error}", err=True)
     else:
-        click.echo(f"kernbench: {rows} tuned config{'' if rows == 1 else 's'} written to {report.path}", err=True)
+        click.echo(f"kernbench: {counted(rows, 'tuned config')} written to {report.path}", err=True)
 
 
 def print_summary(ctx: RuntimeContext, *, failed: bool = False) -> None:
@@ -315,7 +316,8 @@ def print_summary(ctx: RuntimeContext, *, failed: bool = False) -> None:
             click.echo(note)
         return
     folding = ctx.simulation.hosts.folding
-    world = f"{len(times)} ranks" if folding is None else f"{folding.world} ranks, of which {len(times)} ran"
+    ran = len(times)
+    world = counted(ran, "rank") if folding is None else f"{counted(folding.world, 'rank')}, of which {ran} ran"
     click.echo(f"\nmodelled on {ctx.topology.system.name}, {world}")
     for text in time_lines(times):
         click.echo(text)
@@ -330,7 +332,7 @@ def print_summary(ctx: RuntimeContext, *, failed: bool = False) -> None:
         click.echo(text)
     for item in traffic(ctx.simulation):
         click.echo(
-            f"{item.name}: {item.calls} calls, {item.nbytes:,} bytes over all ranks{(folding and ' that ran') or ''}"
+            f"{item.name}: {counted(item.calls, 'call')}, {item.nbytes:,} bytes over all ranks{(folding and ' that ran') or ''}"
         )
     for note in notes_of(ctx.simulation, times):
         click.echo(note)

@@ -16,6 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
+from kernbench.plurals import counted
 from kernbench.scheduler.watchdog import PROGRESS_THREAD
 from kernbench.simulation.simulation import Simulation
 
@@ -72,15 +73,15 @@ class ProgressLine:
     def text(self, reading: Reading, now: float, *, summing_up: bool = False) -> str:
         """The line at ``now`` s of real time."""
         if summing_up:
-            return f"summing up | {reading.operations:,} operations | {_clock(now - self._start)}"
+            return f"summing up | {counted(reading.operations, 'operation', spec=',')} | {_clock(now - self._start)}"
         then, before = self._seen[0]
         self._seen.append((now, reading.operations))
         rate = max(reading.operations - before, 0) / max(now - then, 1e-9)
         step = f"step {reading.steps + 1}" + ("" if reading.wanted is None else f" of {reading.wanted}")
         parts = [
             step if reading.alive else "ranks have ended" if reading.ranks else "looking for ranks that do the same",
-            f"{reading.alive} of {reading.ranks} ranks",
-            f"{reading.operations:,} operations, {rate:,.0f}/s",
+            f"{reading.alive} of {counted(reading.ranks, 'rank')}",
+            f"{counted(reading.operations, 'operation', spec=',')}, {rate:,.0f}/s",
             _clock(now - self._start) + self._left(reading, now),
         ]
         return " | ".join(parts)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from kernbench.plurals import counted
 from kernbench.suggestions import did_you_mean
 
 if TYPE_CHECKING:
@@ -74,11 +75,11 @@ def _summary(stand_in: StandIn) -> Iterator[str]:
         yield f"modules: {', '.join(modules)}"
     for module, names_of in _functions(stand_in):
         kernels: Operators | None = getattr(importlib.import_module(stand_in.bound[module]), "operators", None)
-        over = "" if kernels is None else f" over {len(kernels.schemas)} kernels, {_counts(kernels)}"
-        yield f"{module}: {len(names_of)} functions{over}"
+        over = "" if kernels is None else f" over {counted(len(kernels.schemas), 'kernel')}, {_counts(kernels)}"
+        yield f"{module}: {counted(len(names_of), 'function')}{over}"
     for module, reference in stand_in.libraries.items():
         operators, schemas = _of_module(module, reference)
-        of = f"{len(schemas)} operators" if schemas else "not installed"
+        of = counted(len(schemas), "operator") if schemas else "not installed"
         yield f"{module}: {of}, {_counts(operators)}"
     if stand_in.folder is None:
         yield f"without CUDA the package is installed by {stand_in.command}"

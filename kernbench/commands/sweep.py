@@ -9,6 +9,7 @@ import click
 
 from kernbench.commands.points_bar import points_bar
 from kernbench.commands.run_options import run_options
+from kernbench.plurals import counted
 from kernbench.stand_ins import standing_in
 
 
@@ -58,7 +59,7 @@ def command(
             described, output=output or spec.with_suffix(""), scheduler=scheduler, jobs=jobs, resume=not fresh,
             retry_failed=retry_failed, progress=advance,
         )  # fmt: skip
-    click.echo(f"{len(result.rows)} points: {result.ran} run now, {len(result.failed)} failed")
+    click.echo(f"{counted(len(result.rows), 'point')}: {result.ran} run now, {len(result.failed)} failed")
     for row in result.rows:
         if row["error"]:
             point = {name: row[name] for name in described.axes}

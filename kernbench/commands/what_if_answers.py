@@ -13,6 +13,7 @@ import click
 from kernbench.commands.points_bar import points_bar
 from kernbench.errors import ConfigError
 from kernbench.html_report.study import write_study
+from kernbench.plurals import counted
 from kernbench.trace.steps_report import duration, scaled
 from kernbench.what_if import Answer, Question, ask
 from kernbench.what_if.point import tasks_of
@@ -97,7 +98,7 @@ def table(answer: Answer, names: Sequence[str]) -> Iterator[str]:
     fits = [row for row in answer.rows if row.get("fits")]
     out = [row for row in answer.rows if row["status"] != "failed" and not row.get("fits")]
     yield (
-        f"{len(answer.rows)} points ({answer.ran} run now): {len(fits)} fit, {len(out)} out of memory, "
+        f"{counted(len(answer.rows), 'point')} ({answer.ran} run now): {len(fits)} fit, {len(out)} out of memory, "
         f"{len(answer.failed)} failed; best first, by {answer.unit} per GPU"
     )
     cells = [[*names, f"{answer.unit}/GPU", "step", "MFU", "comm", "device", "of"]]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from kernbench.plurals import counted
+
 
 @dataclass(frozen=True, slots=True)
 class UnmodelledOperator:
@@ -22,8 +24,7 @@ class UnmodelledOperator:
 
     def __str__(self) -> str:
         place = f", first at {self.where}" if self.where else ""
-        calls = "1 call" if self.calls == 1 else f"{self.calls} calls"
-        return f"not modelled: {self.name}, counted by its bytes ({calls}{place})"
+        return f"not modelled: {self.name}, counted by its bytes ({counted(self.calls, 'call')}{place})"
 
 
 class Unmodelled:

@@ -19,6 +19,7 @@ from kernbench.explore.search import FoundTrouble, Runs
 from kernbench.explore.trial import Trial, compared
 from kernbench.input_files import whole_number
 from kernbench.order import GivenAnswer, MetPair, schedule_of
+from kernbench.plurals import counted
 
 
 @dataclass
@@ -50,10 +51,10 @@ class SearchedOrders:
 
     def __str__(self) -> str:
         if self.found is not None:
-            return f"{self.runs} runs"
+            return counted(self.runs, "run")
         told = (
-            f"{self.runs} runs, {self.distinct} orders that differ; {self.alike} answers left out, which change nothing"
-            + (f", and {self.asleep} whose work others had done" if self.asleep else "")
+            f"{counted(self.runs, 'run')}, {self.distinct} orders that differ; {self.alike} answers left out, which change "
+            "nothing" + (f", and {self.asleep} whose work others had done" if self.asleep else "")
         )
         if self.exhausted:
             return f"all orders: {told}"

@@ -7,6 +7,7 @@ from typing import Any
 
 from kernbench.memory.ledger import CATEGORIES, Composition, Ledger, category_of
 from kernbench.memory.modules import by_layer
+from kernbench.plurals import counted
 from kernbench.simulation.simulation import Simulation
 from kernbench.trace.memory_report import RankMemory, memory_of_ranks
 
@@ -52,7 +53,7 @@ def owners_of(composition: Composition) -> dict[str, list[tuple[str, int]]]:
 def _largest(sizes: Mapping[Any, int]) -> list[tuple[str, int]]:
     rows = sorted(((str(name), size) for name, size in sizes.items()), key=lambda row: -row[1])
     rest = sum(size for _, size in rows[_MOST_LINES:])
-    return [*rows[:_MOST_LINES], *([(f"{len(rows) - _MOST_LINES} others", rest)] if rest else [])]
+    return [*rows[:_MOST_LINES], *([(counted(len(rows) - _MOST_LINES, "other"), rest)] if rest else [])]
 
 
 def _over_time(ledger: Ledger) -> tuple[list[float], dict[str, list[int]]]:

@@ -12,6 +12,7 @@ from kernbench.html_report.findings import findings_of
 from kernbench.html_report.links import ShownLinks, links_of
 from kernbench.html_report.memory import memory_of
 from kernbench.memory.limits import format_size
+from kernbench.plurals import counted
 from kernbench.scheduler import user_traceback
 from kernbench.sim_engine.engine import GraphEngine
 from kernbench.simulation.simulation import Simulation
@@ -149,7 +150,7 @@ def _facts(result: RunResult, figures: TraceReport) -> Sequence[tuple[str, str, 
             facts.append(("MFU", f"{done.mfu:.1%}", f"HFU {done.hfu:.1%} of {_peaks(done.peaks)}"))
     if result.serving is not None:
         serving = result.serving
-        facts.append(("requests/s", f"{serving.requests_per_second:,.3f}", f"{serving.requests} requests"))
+        facts.append(("requests/s", f"{serving.requests_per_second:,.3f}", counted(serving.requests, "request")))
         facts.append(("generated tokens/s", f"{serving.generated_tokens_per_second:,.0f}", ""))
         for label, found in (("TTFT", serving.ttft), ("TPOT", serving.tpot)):
             if found is not None:

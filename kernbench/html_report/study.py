@@ -10,6 +10,7 @@ from typing import Any
 
 from kernbench.html_report.columns import Columns
 from kernbench.html_report.page import filled, write_page
+from kernbench.plurals import counted
 
 _SCRIPTS = ("data.js", "words.js", "charts.js", "frame.js", "study.js")
 
@@ -113,7 +114,7 @@ def failures_of(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> list
             alike.setdefault(str(row["error"]), []).append(", ".join(f"{name}={row[name]}" for name in names))
     return [
         (
-            f"failed: {points[0]}" if len(points) == 1 else f"{len(points)} points failed",
+            f"failed: {points[0]}" if len(points) == 1 else f"{counted(len(points), 'point')} failed",
             "\n".join([error, *points][:_MOST_POINTS]),
         )
         for error, points in alike.items()

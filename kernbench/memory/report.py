@@ -9,6 +9,7 @@ from typing import Any
 from kernbench.memory.limits import format_size
 from kernbench.memory.modules import by_layer
 from kernbench.memory.remedies import Shortage, remedies_of
+from kernbench.plurals import counted
 
 _SHOWN = 5
 """Lines and modules that a report names."""
@@ -87,4 +88,4 @@ class OutOfMemoryReport(Shortage):
             yield f"    {format_size(nbytes):>12} {nbytes / whole if whole else 0:6.1%}  {name or '(too small to look for)'}"
         if len(rows) > shown:
             rest = sum(list(rows.values())[shown:])
-            yield f"    {format_size(rest):>12} {rest / whole:6.1%}  {len(rows) - shown} others"
+            yield f"    {format_size(rest):>12} {rest / whole:6.1%}  {counted(len(rows) - shown, 'other')}"

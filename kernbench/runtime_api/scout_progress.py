@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator
 from time import monotonic
 
+from kernbench.plurals import counted
 from kernbench.scheduler.watchdog import PROGRESS_THREAD
 from kernbench.simulation.ranks.folding import Folding
 from kernbench.simulation.simulation import Simulation
@@ -31,7 +32,7 @@ def text(simulation: Simulation, folding: Folding, seconds: float) -> str:
     who = "rank 0 runs" if len(folding.live) == 1 else f"{len(folding.live)} ranks run"
     return (
         f"kernbench: finding out which of {folding.world} ranks do the same: {who} one step alone | "
-        f"{count:,} operations | {seconds:.0f} s"
+        f"{counted(count, 'operation', spec=',')} | {seconds:.0f} s"
     )
 
 

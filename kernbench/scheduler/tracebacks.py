@@ -16,6 +16,7 @@ from types import FrameType, TracebackType
 
 from kernbench.errors import MOST_OF_A_MESSAGE, ConfigError, message_of
 from kernbench.own_files import is_own
+from kernbench.plurals import counted
 
 VARIABLE = "KERNBENCH_TRACEBACK"
 """``short`` (the default) or ``full``."""
@@ -107,7 +108,7 @@ def _one(error: BaseException, frames: list[tuple[FrameType, int]], hidden: int)
     head = "Traceback (most recent call last):\n" if frames else ""
     lines = _shown(frames)
     if hidden:
-        frames_are = "1 frame is" if hidden == 1 else f"{hidden} frames are"
+        frames_are = f"{counted(hidden, 'frame')} {'is' if hidden == 1 else 'are'}"
         lines.append(f"  ({frames_are} the simulator's or torch's: {VARIABLE}=full shows them)\n")
     return f"{head}{''.join(lines)}{_said(error)}"
 

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from kernbench.defaults import LOG_LIMIT
 from kernbench.errors import ConfigError
 from kernbench.memory.ledger import Ledger
+from kernbench.plurals import counted
 from kernbench.sim_engine.condition import Condition
 from kernbench.sim_engine.operation import Lane, Operation
 from kernbench.sim_engine.plan_run import PlanRun
@@ -398,8 +399,8 @@ class OpLog:
         if not self.dropped and not self.begin:
             return ""
         return (
-            f"the first {self.dropped} operations, up to {self.begin * 1e3:.6g} ms, were dropped: the log keeps the last "
-            f"{self._limit} (simulate(log_limit=...))"
+            f"the first {counted(self.dropped, 'operation')}, up to {self.begin * 1e3:.6g} ms, were dropped: the log keeps the "
+            f"last {self._limit} (simulate(log_limit=...))"
         )
 
     def __len__(self) -> int:

@@ -83,6 +83,8 @@ class Descriptions:
             part = self._part(frame)
             if part:
                 parts.append(part)
+            if _is_program(frame):  # further out is what has started it
+                break
             frame = frame.f_back
         stack = tuple(reversed(parts))
         return self._stacks.setdefault(stack, stack)
@@ -99,6 +101,11 @@ class Descriptions:
         if known is None:
             known = self._parts[key] = code, _words(code, frame.f_lineno, module)
         return known[1]
+
+
+def _is_program(frame: FrameType) -> bool:
+    """Whether it executes a program's script."""
+    return frame.f_code.co_name == "<module>" and frame.f_globals.get("__name__") == "__main__"
 
 
 def _words(code: CodeType, line: int, module: type | None) -> str:

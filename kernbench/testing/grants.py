@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from kernbench.plurals import counted
 from kernbench.testing.checks import read_mark
 from kernbench.testing.pool import Capacity, Grant, ResourceError, ResourceRequest, port_is_free, workers_that_fit
 from kernbench.testing.sizes import parse_ports, parse_size
@@ -52,9 +53,7 @@ def require_cuda(item: pytest.Item) -> None:
     needed = read_mark("requires_cuda", item.get_closest_marker("requires_cuda"))["n"]
     have = len(_gpu_memory())
     if have < needed:
-        pytest.skip(
-            f"needs {needed} CUDA device{'s' if needed > 1 else ''}, there {'is' if have == 1 else 'are'} {have}"
-        )
+        pytest.skip(f"needs {counted(needed, 'CUDA device')}, there {'is' if have == 1 else 'are'} {have}")
 
 
 def request_of(item: pytest.Item) -> ResourceRequest:

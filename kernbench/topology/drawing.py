@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from kernbench.plurals import counted
 from kernbench.topology.cubes import CubeMesh
 from kernbench.topology.graph import Topology
 from kernbench.topology.links import Link
@@ -61,7 +62,7 @@ def draw_system(topology: Topology) -> str:
 
 def _draw_title(canvas: Canvas, topology: Topology) -> None:
     system, device = topology.system, topology.device
-    nodes = "1 node" if topology.nodes == 1 else f"{topology.nodes} nodes"
+    nodes = counted(topology.nodes, "node")
     canvas.text("title", _PAD, 38, system.name, anchor="start")
     canvas.text("subtitle", _PAD, 58, system.description, anchor="start")
     hbm = f"{size_text(device.hbm.size)} HBM at {BANDWIDTH.format(device.hbm.bandwidth)}"

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
+from kernbench.plurals import counted
 from kernbench.topology.figures import SystemFigures, system_figures
 from kernbench.topology.graph import Topology
 from kernbench.topology.system import GRID_TOPOLOGIES
@@ -171,4 +172,4 @@ def _derived(topology: Topology, figures: SystemFigures) -> Rows:
     yield from ((label, BANDWIDTH.format(value), remark) for label, value, remark in bandwidths if value is not None)
     if figures.nearest_latency is not None and figures.worst_latency is not None:
         yield "nearest SIP", DURATION.format(figures.nearest_latency), "route latency, no bytes"
-        yield "farthest SIP", DURATION.format(figures.worst_latency), f"over {figures.most_links} links"
+        yield "farthest SIP", DURATION.format(figures.worst_latency), f"over {counted(figures.most_links, 'link')}"

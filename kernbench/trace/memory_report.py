@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from kernbench.errors import message_of
 from kernbench.memory.ledger import CATEGORIES, Composition
 from kernbench.memory.limits import format_size
+from kernbench.plurals import counted
 from kernbench.simulation.memory.process_memory import ProcessMemory
 from kernbench.simulation.ranks.rank_spans import named
 from kernbench.simulation.simulation import Simulation
@@ -122,7 +123,7 @@ def memory_lines(source: MemorySource) -> Iterator[str]:
         yield from _columns(names, *tables[1])
     retries, failures = sum(each.retries for each in ranks), sum(each.failures for each in ranks)
     if retries or failures:
-        yield f"caches given back for want of memory: {retries} times; out of memory: {failures} times"
+        yield f"caches given back for want of memory: {counted(retries, 'time')}; out of memory: {counted(failures, 'time')}"
     if any(each.overhead for each in ranks):
         parts = _of_each(ranks, lambda each: tuple(each.overhead.items()), _stated, " per rank")
         yield f"device: reserved and, stated (docs/memory.md), {parts}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from kernbench.notebook_html import block, folded, paragraph, picture, preformatted, table
+from kernbench.plurals import counted
 from kernbench.sim_engine.engine import GraphEngine
 from kernbench.simulation.simulation import Simulation
 from kernbench.topology.units import DURATION
@@ -30,7 +31,9 @@ def context_html(ctx: Shown) -> str:
     system = ctx.engine.topology.system.name
     if not timeline.spans:
         return block(paragraph(f"kernbench on {system}: nothing has taken time yet", bold=True))
-    parts = [paragraph(f"kernbench on {system}: {len(times)} ranks, {DURATION.format(timeline.end)}", bold=True)]
+    parts = [
+        paragraph(f"kernbench on {system}: {counted(len(times), 'rank')}, {DURATION.format(timeline.end)}", bold=True)
+    ]
     lines = [*table_lines(time_rows(times), "slowest", "quickest")]
     parts.append(table((*TIME_HEADS, ""), ((line.name, *line.cells, line.mark) for line in lines)))
     parts.append(picture(timeline_picture(timeline), "timeline"))

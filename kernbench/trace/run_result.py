@@ -65,6 +65,7 @@ class ResultOfStep(_Part):
     """One step. Shares are of its time, averaged over ranks; null where the log has not kept the operations."""
 
     number: int
+    begin: float = Field(description="virtual seconds of the run")
     seconds: float
     compute: float | None
     communication: float | None
@@ -210,6 +211,7 @@ def result_of(
         steps=tuple(
             ResultOfStep(
                 number=step.number,
+                begin=step.begin,
                 seconds=step.seconds,
                 compute=step.compute,
                 communication=step.communication,

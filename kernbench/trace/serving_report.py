@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kernbench.plurals import counted
 from kernbench.trace.serving_figures import MEASURES, ServingResult
 from kernbench.trace.steps_report import duration
 
@@ -16,8 +17,8 @@ def serving_report(result: ServingResult | None) -> Iterator[str]:
         return
     left = "" if result.ended == result.requests else f", of which {result.ended} ended"
     yield (
-        f"{result.requests} requests{left}: {result.prompt_tokens:,} tokens of prompts, {result.generated_tokens:,} generated, "
-        f"in {duration(result.seconds)}"
+        f"{counted(result.requests, 'request')}{left}: {result.prompt_tokens:,} tokens of prompts, "
+        f"{result.generated_tokens:,} generated, in {duration(result.seconds)}"
     )
     yield f"{'':>9} {'mean':>12} {'p50':>12} {'p90':>12} {'p99':>12} {'most':>12}"
     for name in MEASURES:
@@ -33,13 +34,13 @@ def serving_report(result: ServingResult | None) -> Iterator[str]:
         preempted = f", {result.preemptions} preemptions" if result.preemptions else ""
         cache = f"; cache: at most {result.most_blocks_used:,} of {result.blocks:,} blocks" if result.blocks else ""
         yield (
-            f"{result.steps} steps of {result.prefill_tokens_per_step:.4g} prefill and {result.decode_tokens_per_step:.4g} "
-            f"decode tokens on average{preempted}{cache}"
+            f"{counted(result.steps, 'step')} of {result.prefill_tokens_per_step:.4g} prefill and "
+            f"{result.decode_tokens_per_step:.4g} decode tokens on average{preempted}{cache}"
         )
     if result.goodput is not None:
         limits = ", ".join(f"{NAMES[name]} {duration(limit)}" for name, limit in result.goodput.limits.items())
         yield (
-            f"goodput within {limits}: {result.goodput.requests} requests ({result.goodput.share:.0%}), "
+            f"goodput within {limits}: {counted(result.goodput.requests, 'request')} ({result.goodput.share:.0%}), "
             f"{_rate(result.goodput.requests_per_second)} requests/s"
         )
 

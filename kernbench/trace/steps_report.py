@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from kernbench.plurals import counted
 from kernbench.trace.step_times import TOLERANCE, Achieved, StepTime, StepTimes, mean_seconds, percentile
 
 _MOST_ROWS = 16
@@ -39,7 +40,7 @@ def steps_report(
         figures_of = (duration(percentile(later, share)) for share in (0.5, 0.9))
         yield "steps {}: p50 {}, p90 {}".format(_numbers(later), *figures_of)
     if times.stopped is not None:
-        yield f"stopped after {times.stopped} step{'' if times.stopped == 1 else 's'}"
+        yield f"stopped after {counted(times.stopped, 'step')}"
     yield from times.notes
     if figures is not None:
         yield from _performance(figures, times.typical)
@@ -74,13 +75,15 @@ def peak(figures: Achieved) -> str:
 def _extrapolated(times: StepTimes, count: int) -> str:
     seconds = times.extrapolate(count)
     if seconds is None:
-        return f"{count} steps: one step does not say what the next takes: let it make two at least"
+        return f"{counted(count, 'step')}: one step does not say what the next takes: let it make two at least"
     if count <= len(times.steps) or times.steady:
-        return f"{count} steps: {duration(seconds)}"
+        return f"{counted(count, 'step')}: {duration(seconds)}"
     if len(times.typical) == 1:
-        return f"{count} steps: about {duration(seconds)}, if all to come are as step {times.typical[0].number}"
+        return (
+            f"{counted(count, 'step')}: about {duration(seconds)}, if all to come are as step {times.typical[0].number}"
+        )
     shortest, longest = (pick(step.seconds for step in times.typical) for pick in (min, max))
-    return f"{count} steps: about {duration(seconds)}; they differ: {duration(shortest)} to {duration(longest)} each"
+    return f"{counted(count, 'step')}: about {duration(seconds)}; they differ: {duration(shortest)} to {duration(longest)} each"
 
 
 def _numbers(steps: Sequence[StepTime]) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 from kernbench.cost.op_estimates import OpCosts
 from kernbench.memory.ledger import Ledger, category_of
 from kernbench.notebook_html import block, paragraph, picture
+from kernbench.plurals import counted
 from kernbench.sim_engine.engine import GraphEngine
 from kernbench.sim_engine.op_log import CollectiveTrace, LoggedOperations
 from kernbench.simulation.ranks.serving_requests import EngineStep, Requests
@@ -138,7 +139,10 @@ class Timeline:
                 "(max_steps=None shows all)"
             )
         if self.unfinished:
-            parts.append(f"{self.unfinished} operations had not ended and are not shown")
+            parts.append(
+                f"{counted(self.unfinished, 'operation')} had not ended and {'is' if self.unfinished == 1 else 'are'} not "
+                "shown"
+            )
         return "; ".join(parts)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from kernbench.cost.kernel_time import occupancy, suggested_resources
+from kernbench.errors import MemoryAccessError
 from kernbench.topology.device import DeviceSpec
 
 from .binding import Launch
@@ -28,7 +29,7 @@ def wave_read(launch: Launch, programs: int, memory: AllocationMap | None = None
     """Distinct bytes that ``programs`` consecutive programs of a launch read, and how many programs those were.
 
     They are those in the middle of the grid. Floats are not read and products not computed, so that it takes milliseconds.
-    None: the programs wait for another writer, or cannot be followed so.
+    None: the programs wait for another writer, or what they read floats for is an address.
     """
     total = prod(launch.grid)
     size = min(total, programs)
@@ -37,6 +38,6 @@ def wave_read(launch: Launch, programs: int, memory: AllocationMap | None = None
     try:
         if execution.run() != "done":
             return None
-    except Exception:  # an address that depends on a float which was not read
+    except MemoryAccessError:  # an address that depends on a float which was not read
         return None
     return execution.distinct, size

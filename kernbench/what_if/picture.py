@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kernbench.output_files import replacing
+from kernbench.plurals import counted
 from kernbench.sweep.table import Row
 from kernbench.what_if.question import GPUS, SYSTEM
 
@@ -70,7 +71,7 @@ def _draw_memory(axes: Any, shown: Sequence[Row], told: Sequence[str]) -> None:
         capacity = next(row["capacity_bytes"] for row in shown if row[SYSTEM] == system) / GIB
         axes.axvline(capacity, color=color, linestyle="--", linewidth=1, alpha=0.6)
     for row in shown[:_NAMED]:
-        parts = [f"{name}={row[name]}" for name in told] + ([f"{row[GPUS]} GPUs"] if several else [])
+        parts = [f"{name}={row[name]}" for name in told] + ([counted(row[GPUS], "GPU")] if several else [])
         axes.annotate(
             " ".join(parts), (row["device_bytes"] / GIB, row["throughput_per_gpu"]), fontsize=7, xytext=(4, 4),
             textcoords="offset points",
@@ -89,7 +90,7 @@ def _draw_latencies(axes: Any, shown: Sequence[Row], told: Sequence[str]) -> Non
         style = ("-", "--", ":", "-.")[sorted(sizes).index(gpus) % 4]
         axes.plot(
             [x for x, _, _ in points], [y for _, y, _ in points], style, marker="o", color=f"C{systems.index(system)}",
-            label=f"{system}, {gpus} GPUs",
+            label=f"{system}, {counted(gpus, 'GPU')}",
         )  # fmt: skip
         for x, y, row in points:
             said = " ".join(f"{name}={row[name]}" for name in told)

@@ -30,7 +30,7 @@ class Terminal(io.StringIO):
         return True
 
     def write(self, text: str) -> int:
-        if "ranks" in text:
+        if " rank" in text:
             self.shown.set()
         return super().write(text)
 
@@ -103,7 +103,7 @@ def test_the_line_comes_and_goes_and_changes_nothing() -> None:
         with_line = simulated(start, stop)
         assert sys.stdout is terminal
         assert with_line == simulated(lambda simulation: None, lambda: None)
-    assert "ranks" not in terminal.getvalue().rpartition("\x1b[2K")[2]
+    assert " rank" not in terminal.getvalue().rpartition("\x1b[2K")[2]
     for line in terminal.getvalue().split("\n")[:-1]:
         assert line.rpartition("\x1b[2K")[2] == "printed"
     assert not [each for each in threading.enumerate() if each.name == run_progress.PROGRESS_THREAD]
@@ -132,7 +132,7 @@ def test_nothing_in_a_pipe_unless_asked_for() -> None:
         seen = pipe.shown.wait(30)
         asked.stop()
     assert seen
-    assert pipe.getvalue().splitlines()[0] == "kernbench: step 1 | 1 of 1 ranks | 0 operations, 0/s | 0:00"
+    assert pipe.getvalue().splitlines()[0] == "kernbench: step 1 | 1 of 1 rank | 0 operations, 0/s | 0:00"
     assert "\x1b" not in pipe.getvalue()
 
 

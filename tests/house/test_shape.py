@@ -20,6 +20,7 @@ LAYERS = (
         "environment_variables",
         "errors",
         "lazy_names",
+        "plurals",
         "own_files",
         "reporting",
         "standard_output",

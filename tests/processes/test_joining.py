@@ -209,7 +209,7 @@ def test_a_process_that_a_script_starts_joins_a_simulation_beside_its_own(data, 
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[:3] == ["script 2.0", "worker 4.0", "ended 0"]
     assert done.stdout.count("modelled on dgx_h100, 1 rank") == 2
-    assert "all_reduce: 1 calls" in done.stdout
+    assert "all_reduce: 1 call," in done.stdout
     assert "running worker: ranks among them have a simulation of their own" in done.stdout
 
 

@@ -33,6 +33,11 @@ LONGEST_LINE = 6000  # a path of the system's, and what is known besides
 EXAMPLES = int(os.environ.get("KERNBENCH_HOSTILE", "300"))
 """Inputs of each kind in the long tests."""
 
+PART = 500
+"""Inputs of one test: it ends before pytest takes the process for one that stands still, and parts run side by side."""
+
+PARTS = [min(PART, EXAMPLES - begin) for begin in range(0, EXAMPLES, PART)]
+
 VALUES: list[Any] = [
     None, True, False, 0, 1, -1, 2, 3.5, -0.0, 1e308, -1e308, 1e-320, 10**18, 2**63, 2**64, -(2**63), 10**30, 10**4000,
     "", " ", "x", "0",

@@ -33,7 +33,7 @@ from kernbench.sweep.journal import Journal
 from kernbench.topology import load_device
 from kernbench.topology.shipped import config_root
 from kernbench.trace.run_result import read_result
-from tests.reliability.hostile import EXAMPLES, mutated, mutated_text, run_hostile, run_hostile_command
+from tests.reliability.hostile import PARTS, mutated, mutated_text, run_hostile, run_hostile_command
 
 CONFIGS = config_root()
 FOLDER = Path(__file__).parent
@@ -332,6 +332,7 @@ def test_a_handful(kind: str, folder: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(0)
+@pytest.mark.parametrize("part", range(len(PARTS)))
 @pytest.mark.parametrize("kind", KINDS)
-def test_many(kind: str, folder: Path) -> None:
-    _check(kind, folder, EXAMPLES)
+def test_many(kind: str, part: int, folder: Path) -> None:
+    _check(kind, folder, PARTS[part])

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from kernbench.benches.command_speed import commands
 from kernbench.cli import COMMANDS
-from tests.reliability.hostile import EXAMPLES, run_hostile_command
+from tests.reliability.hostile import PARTS, run_hostile_command
 from tests.reliability.test_hostile_files import KERNEL, MANIFEST, PROGRAM, SPACES, SWEEP, TABLES, TUNE
 
 TEXTS = [
@@ -140,5 +140,6 @@ def test_a_handful(folder: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(0)
-def test_many(folder: Path) -> None:
-    _check(folder, EXAMPLES)
+@pytest.mark.parametrize("examples", PARTS)
+def test_many(examples: int, folder: Path) -> None:
+    _check(folder, examples)

@@ -39,7 +39,7 @@ from kernbench.testing.declared import settings as settings_of
 from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus
 from kernbench.trace.serving_figures import limits_of
 from kernbench.what_if.templates import Template
-from tests.reliability.hostile import EXAMPLES, TOKENS, mutated, mutated_text, run_hostile
+from tests.reliability.hostile import PARTS, TOKENS, mutated, mutated_text, run_hostile
 
 MODEL = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -201,6 +201,7 @@ def test_a_handful(kind: str, folder: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(0)
+@pytest.mark.parametrize("part", range(len(PARTS)))
 @pytest.mark.parametrize("kind", KINDS)
-def test_many(kind: str, folder: Path) -> None:
-    _check(kind, folder, EXAMPLES)
+def test_many(kind: str, part: int, folder: Path) -> None:
+    _check(kind, folder, PARTS[part])

@@ -338,7 +338,7 @@ stand_in = StandIn(
         with kernbench.simulate("dgx_h100") as ctx:
             ctx.multiprocessing.spawn(worker, nprocs=2)
         listed = CliRunner().invoke(command, ["kernbench_test_bound_stand_in:stand_in"], catch_exceptions=False).output
-        assert "kernbench_test_bound_cuda: 1 functions over 1 kernels, 1 with values, 0 with costs\n" in listed
+        assert "kernbench_test_bound_cuda: 1 function over 1 kernel, 1 with values, 0 with costs\n" in listed
         assert "is installed by pip install --no-deps kernbench_test_bound, and what it imports\n" in listed
         assert "kernbench_test_bound_cuda\n  twice\n" in listed
     assert not [each for each in sys.modules if each in (name, f"{name}.loader", f"{name}_cuda")]

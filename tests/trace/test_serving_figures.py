@@ -47,7 +47,7 @@ def test_figures_of_two_requests() -> None:
     assert (result.goodput.requests, result.goodput.share) == (1, 0.5)
     text = "\n".join(serving_report(result))
     assert "2 requests, of which 1 ended: 30 tokens of prompts, 4 generated" in text
-    assert "goodput within TTFT 1.2 s, TPOT 1 s: 1 requests (50%)" in text
+    assert "goodput within TTFT 1.2 s, TPOT 1 s: 1 request (50%)" in text
 
 
 def test_nothing_is_said_where_nothing_was_reported() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ import triton.language as tl
 
 import kernbench
 from kernbench.tp.kernels.gemm import gemm
-from kernbench.triton_engine import record_launches, set_duration_model
+from kernbench.triton_engine import record_launches, reuse, set_duration_model
 from kernbench.triton_engine.counts import Counts
 from kernbench.triton_engine.duration import device_of, estimate
 from kernbench.triton_engine.introspect import lines_of
@@ -106,6 +107,47 @@ def test_programs_in_a_good_order_share_what_a_wave_reads():
         rows, columns = (programs // 1024 + 1, 1024) if group == 1 else (group, programs // group + 1)
         assert rows + columns - 2 <= found[group] <= rows + columns + 2
     assert found[64] < 0.2 * found[1]
+
+
+@triton.jit
+def where_a_float_says_kernel(a, b, c, at, starts, LOOPS: tl.constexpr):
+    """A product whose operand begins where a float says, or after as many turns as it takes to add up to 4."""
+    row, begin, offs = tl.load(at), 0, tl.arange(0, 16)
+    if LOOPS:
+        total = 0.0
+        while total < 4.0:
+            total += tl.load(at)
+    else:
+        begin = tl.load(starts + row.to(tl.int32) - 1)
+    x = tl.load(a + offs[:, None] * 16 + offs[None, :] + begin)
+    y = tl.load(b + offs[:, None] * 16 + offs[None, :])
+    tl.store(c + tl.program_id(0) * 256 + offs[:, None] * 16 + offs[None, :], tl.dot(x, y))
+
+
+@pytest.mark.parametrize(("loops", "read"), [(False, None), (True, (2 * 16 * 16 * 2, 64))])
+def test_a_wave_does_not_know_addresses_that_floats_say(loops, read):
+    """Of a wave floats are not read: 0 in place of 1 is an address before the first, and no turn of a loop adds anything."""
+    a, b, c = torch.ones(16, 16).half(), torch.ones(16, 16).half(), torch.zeros(64, 256)
+    with sampled_launches(device_of("cuda", "90")) as records:
+        where_a_float_says_kernel[(64,)](a, b, c, torch.ones(1), torch.zeros(4, dtype=torch.int32), LOOPS=loops)
+    (record,) = records
+    assert record.counts.wave_read == read
+    assert record.counts.bytes_read > 1.2 * record.counts.unique_bytes_read  # so a wave was looked at
+    assert record.counts.programs == 64
+
+
+@pytest.mark.parametrize("error", [TypeError("of ours"), kernbench.KernbenchError("of ours")])
+def test_a_fault_of_the_engine_is_no_wave_that_cannot_be_followed(monkeypatch, error):
+    class Fails:
+        def __init__(self, *given, **named):
+            pass
+
+        def run(self):
+            raise error
+
+    monkeypatch.setattr(reuse, "Execution", Fails)
+    with pytest.raises(type(error), match="of ours"):
+        reuse.wave_read(SimpleNamespace(grid=(1, 1, 1)), 1)
 
 
 def test_benchmarks_are_answered_by_the_model_and_change_nothing():

@@ -13,6 +13,17 @@ function chartIn(box, height, option) {
   return { chart, paint };
 }
 
+// A legend above a chart of this width, on as many lines as its names need, and where the chart begins below it.
+function legendOver(names, width) {
+  let lines = 1, used = 0;
+  for (const name of names) {
+    const wide = 36 + 6.2 * name.length;
+    if (used && used + wide > width - 12) [lines, used] = [lines + 1, 0];
+    used += wide;
+  }
+  return { top: 40 + 20 * lines, legend: { top: 0, left: "center", textStyle: { color: colour("soft"), fontSize: 11.5 }, icon: "roundRect", itemWidth: 12, itemHeight: 12, itemGap: 12 } };
+}
+
 function axis(name, more = {}) {
   const soft = colour("soft"), line = { lineStyle: { color: colour("line") } };
   return { name, nameTextStyle: { color: soft }, axisLabel: { color: soft, fontSize: 11, hideOverlap: true, ...more.axisLabel }, axisLine: line, splitLine: line, ...Object.fromEntries(Object.entries(more).filter(([key]) => key !== "axisLabel")) };
@@ -84,16 +95,21 @@ function showServing(run) {
     name, ...["mean", "p50", "p90", "p99", "most"].map((part) => seconds(each[part])),
   ]));
   const good = found.goodput, count = (value) => value.toLocaleString("en", { maximumFractionDigits: 2 });
-  at("serving-words").textContent = `${count(found.requests)} requests, ${count(found.requests_per_second)} requests/s, ${count(found.generated_tokens_per_second)} generated tokens/s, ${count(found.generated_tokens_per_second_per_gpu)} per GPU; ${count(found.steps)} steps, ${count(found.preemptions)} preemptions` + (good ? `; goodput ${count(good.requests_per_second)} requests/s, ${share(good.share, 1)} of them` : "");
+  at("serving-words").textContent = `${counted(found.requests, "request")}, ${count(found.requests_per_second)} requests/s, ${count(found.generated_tokens_per_second)} generated tokens/s, ${count(found.generated_tokens_per_second_per_gpu)} per GPU; ${counted(found.steps, "step")}, ${counted(found.preemptions, "preemption")}` + (good ? `; goodput ${count(good.requests_per_second)} requests/s, ${share(good.share, 1)} of them` : "");
   at("serving-chart").hidden = !found.of_steps.length;
   if (!found.of_steps.length) return;
   const line = (name, part, step) => ({ name, type: "line", step, symbol: "none", lineStyle: { width: 1 }, data: found.of_steps.map((each) => [each.at, each[part]]) });
   const series = [line("prefill tokens of a step", "prefill_tokens", "end"), line("decode tokens of a step", "decode_tokens", "end"), line("running requests", "running", "end"), line("waiting requests", "waiting", "end")];
   if (found.blocks) series.push(line("blocks used", "blocks_used", "end"));
   chartIn(at("serving-chart"), 280, () => ({
-    grid: { left: 60, right: 30, top: 40, bottom: 30 }, legend: { textStyle: { color: colour("text") } }, tooltip: { trigger: "axis" },
+    ...servingFrame(series), tooltip: { trigger: "axis", confine: true },
     xAxis: axis("s", { type: "value", min: "dataMin" }), yAxis: axis("", { type: "value" }), series,
   }));
+}
+
+function servingFrame(series) {
+  const { top, legend } = legendOver(series.map(({ name }) => name), at("serving-chart").clientWidth);
+  return { grid: { left: 60, right: 30, top: top - 20, bottom: 30 }, legend };
 }
 
 // Flame view: boxes from the outermost call down; a box is as wide as its share of the one that is looked at.
@@ -124,7 +140,7 @@ function showFlame(run) {
   const height = () => Math.min(depth, 28) * 21 + 12, box = at("flame-chart");
   const shown = chartIn(box, height(), () => ({
     grid: { left: 0, right: 0, top: 4, bottom: 4 }, xAxis: { show: false, min: 0, max: 1 }, yAxis: { show: false, min: 0, max: Math.min(depth, 28), inverse: true },
-    tooltip: { formatter: ({ dataIndex }) => { const { node } = boxes[dataIndex]; return echarts.format.encodeHTML(`${node.name}`) + `<br>${seconds(node.took)}, ${share(node.took, root.took)}, ${node.calls.toLocaleString("en")} operations`; }, confine: true },
+    tooltip: { formatter: ({ dataIndex }) => { const { node } = boxes[dataIndex]; return echarts.format.encodeHTML(`${node.name}`) + `<br>${seconds(node.took)}, ${share(node.took, root.took)}, ${counted(node.calls, "operation")}`; }, confine: true },
     series: [{
       type: "custom", data: boxes.map(({ begin, level }) => [begin, level]), encode: { x: 0, y: 1 },
       renderItem: (params, api) => {
@@ -162,10 +178,10 @@ function showRoofline(run) {
   const least = Math.min(...all.map((dot) => dot.flops / dot.nbytes), 1) / 2, top = Math.max(...all.map((dot) => dot.flops / dot.nbytes), ...lines.map(([, peak]) => (4 * peak) / memory));
   const low = Math.min(...all.map((dot) => dot.flops / dot.took), least * memory) / 2;
   chartIn(at("roofline-chart"), 340, () => ({
-    grid: { left: 80, right: 90, top: 30, bottom: 44 },
+    grid: { left: 80, right: 40, top: 30, bottom: 44 },
     xAxis: axis("FLOP per byte", { type: "log", min: 10 ** Math.floor(Math.log10(least)), max: 10 ** Math.ceil(Math.log10(top)), nameLocation: "middle", nameGap: 26 }),
     yAxis: axis("", { type: "log", min: 10 ** Math.floor(Math.log10(low)), axisLabel: { formatter: (value) => rate(value, "FLOP/s") } }),
-    tooltip: { confine: true, formatter: ({ data }) => (data.dot ? echarts.format.encodeHTML(`${data.dot.name} ${data.dot.shapes}`) + `<br>${data.dot.calls} calls, ${seconds(data.dot.took)}, ${rate(data.dot.flops / data.dot.took, "FLOP/s")}` : "") },
+    tooltip: { confine: true, formatter: ({ data }) => (data.dot ? echarts.format.encodeHTML(`${data.dot.name} ${data.dot.shapes}`) + `<br>${counted(data.dot.calls, "call")}, ${seconds(data.dot.took)}, ${rate(data.dot.flops / data.dot.took, "FLOP/s")}` : "") },
     series: [
       ...lines.map(([name, peak]) => ({
         type: "line", silent: true, symbol: "none", lineStyle: { color: colour("soft"), width: 1.5 }, endLabel: { show: true, formatter: name, color: colour("soft") },
@@ -181,7 +197,7 @@ function sizesTable(box, title, rows, whole) {
   table(box, [title, "bytes", "share"], rows.map(([name, value]) => [element("td", { title: name }, shortPlace(name), element("i", { class: "bar", style: `width:${(100 * value) / (whole || 1)}%` })), size(value), share(value, whole)]), 10);
 }
 
-const USES = { parameters: "gemm", buffers: "launch", gradients: "math", "optimizer state": "dma", "unsharded parameters": "attention", "communication buffers": "collective", activations: "path", temporaries: "other" };
+const USES = { parameters: "gemm", buffers: "launch", gradients: "math", "optimizer state": "dma", "unsharded parameters": "attention", "communication buffers": "collective", activations: "path", temporaries: "other", workspaces: "match" };
 
 function showMemory(run) {
   at("memory").hidden = !run.memory.length;
@@ -191,15 +207,16 @@ function showMemory(run) {
   choice.value = run.memory.reduce((found, each, place) => (each.allocated > run.memory[found].allocated ? place : found), 0);
   const unit = SIZES.find(([least]) => Math.max(...run.memory.map((each) => each.allocated)) >= least) ?? SIZES.at(-1);
   const shown = chartIn(at("memory-chart"), 320, () => {
-    const memory = run.memory[choice.value], room = memory.limit ?? memory.capacity, near = memory.allocated > room / 4;
+    const memory = run.memory[choice.value], room = memory.limit ?? memory.capacity, near = memory.allocated > room / 4, moments = [...memory.moments, Math.max(run.seconds, memory.moments.at(-1) ?? 0)];
+    const { top, legend } = legendOver(Object.keys(memory.categories), at("memory-chart").clientWidth);
     return {
-      grid: { left: 64, right: 20, top: 56, bottom: 34 }, legend: { top: 0, type: "scroll", textStyle: { color: colour("soft") }, icon: "roundRect", itemWidth: 12, itemHeight: 12 },
+      grid: { left: 64, right: 20, top, bottom: 34 }, legend,
       tooltip: { trigger: "axis", confine: true, valueFormatter: (value) => size(value * unit[0]) },
       xAxis: axis("", { type: "value", min: 0, max: run.seconds || null, axisLabel: { formatter: (value) => seconds(value, 3) } }),
       yAxis: axis(unit[1], { type: "value", max: near ? room / unit[0] : null }),
       dataZoom: [{ type: "inside", filterMode: "none", zoomOnMouseWheel: "ctrl", moveOnMouseWheel: "shift" }],
       series: Object.entries(memory.categories).map(([name, values], number) => ({
-        name, type: "line", step: "end", stack: "all", symbol: "none", lineStyle: { width: 0 }, areaStyle: { opacity: 0.85 }, color: colour(USES[name] ?? "other"), data: values.map((value, i) => [memory.moments[i], value / unit[0]]),
+        name, type: "line", step: "end", stack: "all", symbol: "none", lineStyle: { width: 0 }, areaStyle: { opacity: 0.85 }, color: colour(USES[name] ?? "other"), data: moments.map((moment, i) => [moment, values[Math.min(i, values.length - 1)] / unit[0]]), // what is in use last stays so
         markLine: number ? undefined : { silent: true, precision: 15, symbol: "none", label: { color: colour("soft"), formatter: "{b}", position: "insideEndTop" }, lineStyle: { color: colour("alert") }, data: [{ name: "peak", xAxis: memory.peak_time }, ...(near ? [{ name: "capacity", yAxis: room / unit[0] }] : [])] },
       })),
     };

@@ -81,8 +81,12 @@ function showBandwidths(rows) {
   ]));
   const names = [...new Set(rows.map((row) => row.name))], tints = ["collective", "gemm", "dma", "attention", "path", "other", "math", "launch"], logs = { type: "log", minorSplitLine: { show: false } };
   const limits = rows.filter((row) => row.limit);
-  chartIn(at("bandwidth-chart"), 280, () => ({
-    grid: { left: 76, right: 24, top: 40, bottom: 40 }, legend: { top: 0, type: "scroll", textStyle: { color: colour("soft") }, itemWidth: 12, itemHeight: 12 },
+  const frame = () => {
+    const { top, legend } = legendOver([...names, "limit"], at("bandwidth-chart").clientWidth);
+    return { grid: { left: 76, right: 24, top, bottom: 40 }, legend };
+  };
+  chartIn(at("bandwidth-chart"), 300, () => ({
+    ...frame(),
     xAxis: axis("size", { ...logs, logBase: 1024, axisLabel: { formatter: (value) => size(value) }, nameLocation: "middle", nameGap: 26 }), yAxis: axis("busbw", { ...logs, axisLabel: { formatter: (value) => rate(value, "B/s") } }),
     tooltip: { confine: true, formatter: ({ data: { row } }) => (row ? `${echarts.format.encodeHTML(row.name)} of ${size(row.nbytes)} on ${row.members} ranks<br>busbw ${rate(row.busbw, "B/s")}${row.limit ? ` of ${rate(row.limit, "B/s")}, ${share(row.busbw, row.limit)}` : ""}` : "") },
     series: [

@@ -17,7 +17,7 @@ function showSummary(run) {
 }
 
 function showTimeline(run) {
-  const timeline = new Timeline(run, at("lanes"), (span) => showDetails(run, timeline, span));
+  const timeline = new Timeline(run, at("lanes"), (span) => showDetails(run, timeline, span), (begin, end) => showRange(run, begin, end));
   at("timeline").hidden = false;
   if (!run.lanes.length) {
     at("lanes").replaceWith(element("p", { class: "hint", id: "lanes" }, "Nothing took time on a device or a host: the run ended before its first operation."));
@@ -30,6 +30,7 @@ function showTimeline(run) {
   view.addEventListener("change", () => timeline.show(view.value));
   search.addEventListener("input", () => {
     const found = timeline.search(search.value);
+    timeline.firstMatch();
     at("found").textContent = found ? `${found.count.toLocaleString("en")} found, ${nanos(found.took)}` : "";
   });
   search.addEventListener("keydown", (event) => event.key === "Enter" && timeline.nextMatch());
@@ -39,7 +40,7 @@ function showTimeline(run) {
       search.focus();
     }
   });
-  const does = { in: () => timeline.zoom(0.5), out: () => timeline.zoom(2), all: () => timeline.look(0, run.length), path: () => timeline.alongPath() };
+  const does = { in: () => timeline.zoom(0.5), out: () => timeline.zoom(2), all: () => timeline.look(0, run.length), path: () => timeline.alongPath(), sum: () => timeline.sum(...timeline.window) };
   for (const button of document.querySelectorAll("[data-do]")) button.addEventListener("click", does[button.dataset.do]);
   const kinds = new Set(run.kindOf);
   legend(at("legend"), [...CATEGORIES.map(([name, label], kind) => [`background:var(--${name})`, label, kind]).filter(([, , kind]) => kinds.has(kind)), ["background:var(--path);height:3px;vertical-align:3px", "critical path"]]);

@@ -30,12 +30,20 @@ class Study {
   named(row, names) { return names.map((name) => `${name} ${this.written(name, this.value(row, name))}`).join(", "); }
 }
 
+// Ends and interval of an axis of bytes: a round number of KiB, MiB or GiB, where a charting library would take one of thousands.
+function bytesScale(values) {
+  const low = Math.min(...values), high = Math.max(...values), wanted = (high - low || high || 1) / 5, unit = SIZES.find(([least]) => wanted >= least)?.[0] ?? 1;
+  const interval = unit * 2 ** Math.max(0, Math.round(Math.log2(wanted / unit)));
+  return { interval, min: Math.floor(low / interval) * interval, max: Math.ceil(high / interval) * interval || interval };
+}
+
 // The scale of an axis: numbers, or the values as they are.
 function scaleOf(study, name, rows, log) {
   const values = rows.map((row) => study.value(row, name)).filter((value) => value !== null), numbers = values.every((value) => typeof value === "number");
   if (!numbers) return { type: "category", data: [...new Set(values.map(String))] };
   const write = (value) => study.written(name, value);
-  return { type: log && values.every((value) => value > 0) ? "log" : "value", scale: true, axisLabel: { formatter: write } };
+  if (log && values.every((value) => value > 0)) return { type: "log", scale: true, axisLabel: { formatter: write } };
+  return { type: "value", scale: true, axisLabel: { formatter: write }, ...(study.unit(name) === "B" ? bytesScale(values) : {}) };
 }
 
 function drawLines(study, chart, box) {
@@ -58,7 +66,7 @@ function drawLines(study, chart, box) {
     const across = scaleOf(study, x.value, rows, logs.checked), place = (row) => (across.type === "category" ? String(study.value(row, x.value)) : study.value(row, x.value));
     if (across.type !== "category") for (const line of lines.values()) line.sort((a, b) => place(a) - place(b));
     return {
-      grid: { left: 84, right: 24, top: Math.min(26 + 18 * Math.ceil(lines.size / 3), 90), bottom: 44 }, legend: { top: 0, type: "scroll", textStyle: { color: colour("soft") }, show: lines.size > 1 },
+      grid: { left: 84, right: 24, top: Math.min(34 + 18 * Math.ceil(lines.size / 3), 90), bottom: 44 }, legend: { top: 0, type: "scroll", textStyle: { color: colour("soft") }, show: lines.size > 1 },
       xAxis: axis(x.value, { ...across, nameLocation: "middle", nameGap: 28 }), yAxis: axis(y.value, scaleOf(study, y.value, rows, logs.checked)),
       tooltip: { confine: true, extraCssText: "white-space: normal; max-width: 420px", formatter: ({ data: { row } }) => echarts.format.encodeHTML(study.named(row, [...by, y.value])) },
       series: [...lines].map(([name, line], i) => ({ name, type: "line", symbolSize: 7, color: colour(LINE_COLOURS[i % LINE_COLOURS.length]), lineStyle: { type: i < LINE_COLOURS.length ? "solid" : "dashed" }, data: line.map((row) => ({ value: [place(row), study.value(row, y.value)], row })) })),

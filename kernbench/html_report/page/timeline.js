@@ -2,9 +2,9 @@
 // The timeline: a line for each stream of the ranks shown. Spans are drawn one by one while they are few; seen from afar a
 // line shows, pixel by pixel, for which share of the time it is busy with what. ECharts has the axes, the zoom, and what lies
 // over the lines; the lines themselves are written into a bitmap, which it shows as one picture: what that costs grows with the
-// pixels and not with the operations.
+// pixels and not with the operations. The overview below has a tick for each place where something was found.
 
-const LINE = 19, MOST_HEIGHT = 600, LABELS = 300, LINKS = 200, THIN = 3;
+const LINE = 19, MOST_HEIGHT = 600, LABELS = 300, LINKS = 200, THIN = 3, MARKS = 1000, OVERVIEW = 18;
 
 function registerShapes() {
   const { extendShape, registerShape } = echarts.graphic;
@@ -24,8 +24,9 @@ const nice = (value) => 2 ** Math.max(0, Math.ceil(Math.log2(value)));
 const onTop = (lane) => (lane.name === "host" ? 0 : lane.name === "compute" ? 2 : 1);
 
 class Timeline {
-  constructor(run, box, chosen) {
-    Object.assign(this, { run, box, chosen, selected: -1, matches: null, cursor: 0, view: "" });
+  // `chosen` is called with an operation or -1, `summed` with the two ends of a range.
+  constructor(run, box, chosen, summed) {
+    Object.assign(this, { run, box, chosen, summed, selected: -1, range: null, matches: null, cursor: 0, view: "" });
     this.chart = echarts.init(box, null, { renderer: "canvas" });
     this.bitmap = new Bitmap();
     this.window = [0, run.length];
@@ -37,6 +38,7 @@ class Timeline {
     surface.on("mousemove", (event) => this.point(event));
     surface.on("globalout", () => (at("tip").hidden = true));
     box.addEventListener("keydown", (event) => this.key(event));
+    this.selectRanges();
     new ResizeObserver(() => this.resize()).observe(box);
   }
 
@@ -116,7 +118,7 @@ class Timeline {
         },
       },
       dataZoom: [
-        { ...slider, id: "time", xAxisIndex: 0, startValue: this.window[0], endValue: this.window[1], minValueSpan: 10, height: 18, bottom: 8, labelFormatter: "", realtime: true, throttle: 0 },
+        { ...slider, id: "time", xAxisIndex: 0, startValue: this.window[0], endValue: this.window[1], minValueSpan: 10, height: OVERVIEW, bottom: 8, labelFormatter: "", realtime: true, throttle: 0 },
         { id: "drag", type: "inside", xAxisIndex: 0, filterMode: "none", throttle: 0, zoomOnMouseWheel: "ctrl", moveOnMouseWheel: "shift", moveOnMouseMove: true, minValueSpan: 10 },
         ...(scrolls ? [
           { ...slider, id: "ranks", yAxisIndex: 0, orient: "vertical", width: 14, right: 6, startValue: 0, endValue: fit - 1, zoomLock: true, showDetail: false, throttle: 0, handleSize: 0 },
@@ -125,8 +127,32 @@ class Timeline {
       series: [
         { id: "lines", type: "custom", silent: true, clip: true, data: [[0, 0]], renderItem: (_, api) => this.drawLines(api) },
         { id: "over", type: "custom", silent: true, clip: true, data: [[0, 0]], renderItem: (params, api) => this.drawOver(api), z: 5 },
+        this.steps(),
       ],
     }, { notMerge: true });
+    this.tickOverview();
+  }
+
+  // Where each training step but the first begins: a dashed line, with its number below.
+  steps() {
+    const later = this.run.steps.filter(({ begin }) => begin > 0).slice(0, MARKS), every = nice(later.length / 12), soft = colour("soft");
+    return {
+      id: "steps", type: "line", silent: true, data: [],
+      markLine: {
+        silent: true, animation: false, symbol: "none", precision: 15, lineStyle: { type: "dashed", width: 1, color: soft, opacity: 0.8 },
+        label: { position: "end", distance: 3, fontSize: 10.5, color: soft, formatter: ({ name }) => name },
+        data: later.map(({ number, begin }, i) => ({ name: i % every ? "" : `step ${number}`, xAxis: begin * 1e9 })),
+      },
+    };
+  }
+
+  // Below, a tick in the overview for each place where something was found.
+  tickOverview() {
+    const { x, width } = this.chart.getModel().getComponent("grid").coordinateSystem.getRect(), top = this.chart.getHeight() - 8 - OVERVIEW, places = new Set();
+    for (const spans of this.matches?.values() ?? []) for (const span of spans) places.add(Math.round(x + (this.run.begin[span] / this.run.length) * width));
+    const values = [...places].flatMap((place) => [place + 0.5, top + 1, place + 0.5, top + OVERVIEW - 1]);
+    this.chart.setOption({ graphic: [{ id: "ticks", type: "kb-strokes", silent: true, z: 50, shape: { values }, style: { stroke: colour("match"), lineWidth: 1, fill: null } }] });
+    this.ticks = places.size;
   }
 
   label(line, narrow) {
@@ -237,6 +263,10 @@ class Timeline {
     const frame = this.frame(api), children = [], half = frame.height / 2, middle = (line) => api.coord([this.window[0], line])[1];
     children.push({ type: "kb-strokes", shape: { values: this.links }, style: { stroke: colour("path"), lineWidth: 1, opacity: 0.55, fill: null } });
     if (this.selected >= 0) children.push(...this.drawChosen(frame, middle, half));
+    if (this.range) {
+      const { y, height } = this.chart.getModel().getComponent("grid").coordinateSystem.getRect(), [left, right] = this.range.map((moment) => this.x(frame, moment));
+      children.push({ type: "rect", shape: { x: left, y, width: Math.max(right - left, 1), height }, style: { fill: `${colour("accent")}22`, stroke: colour("accent"), lineWidth: 1 } });
+    }
     return { type: "group", children };
   }
 
@@ -306,8 +336,43 @@ class Timeline {
     tip.style.top = `${clientY + 16}px`;
   }
 
+  // Dragging with Shift held selects a range, and does not move the view.
+  selectRanges() {
+    let from = null, dragged = false;
+    const moment = (event) => Math.max(0, Math.min(this.chart.convertFromPixel("grid", [event.clientX - this.box.getBoundingClientRect().left, 0])[0], this.run.length));
+    const draw = (event) => {
+      const to = moment(event);
+      dragged = true;
+      this.range = [Math.min(from, to), Math.max(from, to)];
+      this.redraw();
+    };
+    const done = (event) => {
+      removeEventListener("mousemove", draw);
+      if (dragged) this.sum(...this.range);
+    };
+    this.box.addEventListener("mousedown", (event) => {
+      dragged = false;
+      if (!event.shiftKey || event.button) return;
+      event.stopPropagation();
+      event.preventDefault();
+      from = moment(event);
+      addEventListener("mousemove", draw);
+      addEventListener("mouseup", done, { once: true });
+    }, true);
+    this.box.addEventListener("click", (event) => dragged && event.stopPropagation(), true);
+  }
+
+  // Select a range: of it, `summed` shows what is in it.
+  sum(begin, end) {
+    this.selected = -1;
+    this.range = [begin, end];
+    this.redraw();
+    this.summed(begin, end);
+  }
+
   pick(span) {
     this.selected = span;
+    this.range = null;
     this.redraw();
     this.chosen(span);
   }
@@ -390,18 +455,32 @@ class Timeline {
       }
     }
     this.redraw();
+    this.tickOverview();
     return wanted ? { count, took } : null;
   }
 
+  // Choose the first that was found, with the view moved there if it is elsewhere, and as wide as before.
+  firstMatch() {
+    const found = this.matchAfter(-1);
+    if (found < 0) return;
+    const [begin, end] = this.window, at = this.run.begin[found];
+    if (at < begin || at >= end) this.look(at - (end - begin) / 10, at + ((end - begin) * 9) / 10);
+    this.pick(found);
+  }
+
   nextMatch() {
-    const now = this.selected >= 0 ? this.run.begin[this.selected] : -1;
+    this.go(this.matchAfter(this.selected >= 0 ? this.run.begin[this.selected] : -1));
+  }
+
+  // The earliest that was found on the lines shown, and begins after a moment; -1: none.
+  matchAfter(now) {
     let found = -1;
     for (const [place, spans] of this.matches ?? []) {
       if (this.lineOfLane.get(place) === undefined) continue;
       const next = spans.find((span) => this.run.begin[span] > now);
       if (next !== undefined && (found < 0 || this.run.begin[next] < this.run.begin[found])) found = next;
     }
-    this.go(found);
+    return found;
   }
 
   key(event) {
@@ -409,7 +488,7 @@ class Timeline {
     const does = {
       ArrowLeft: () => this.pan(-0.2), ArrowRight: () => this.pan(0.2), "+": () => this.zoom(0.5), "=": () => this.zoom(0.5), "-": () => this.zoom(2),
       ArrowUp: () => this.step(-1), ArrowDown: () => this.step(1), Enter: () => this.atCursor(), " ": () => this.atCursor(),
-      n: () => this.beside(1), p: () => this.beside(-1), c: () => this.alongPath(), 0: () => this.look(0, this.run.length), Home: () => this.look(0, this.run.length), Escape: () => this.pick(-1),
+      n: () => this.beside(1), p: () => this.beside(-1), c: () => this.alongPath(), s: () => this.sum(...this.window), 0: () => this.look(0, this.run.length), Home: () => this.look(0, this.run.length), Escape: () => this.pick(-1),
     }[event.key];
     if (!does) return;
     event.preventDefault();
@@ -430,7 +509,9 @@ class Timeline {
   }
 
   resize() {
-    if (this.chart.getWidth() !== this.box.clientWidth) this.chart.resize();
+    if (this.chart.getWidth() === this.box.clientWidth) return;
+    this.chart.resize();
+    if (this.lines) this.tickOverview();
   }
 
   paint() {

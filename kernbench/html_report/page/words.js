@@ -33,6 +33,7 @@ const nanos = (value, digits) => seconds(value * 1e-9, digits);
 const size = (value) => (value ? scaled(value, SIZES) : "0");
 const rate = (value, unit) => scaled(value, RATES) + unit;
 const share = (part, whole) => `${(whole ? (100 * part) / whole : 0).toFixed(1)} %`;
+const counted = (number, noun) => `${number.toLocaleString("en")} ${noun}${number === 1 ? "" : "s"}`;
 const shortPlaces = (text) => text.replace(/\/\S*\/(?=[^\s/]+:\d)/g, "");
 const shortPlace = (line) => String(line).replace(/^.*\/(?=[^/]+:\d)/, "");
 
