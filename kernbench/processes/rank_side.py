@@ -166,8 +166,8 @@ class RankSide(Uplink):
         return self.rank
 
     def _scheduler_current_rank(self) -> int | None:
-        """None in a thread that takes no turns."""
-        return self.rank if self.crew is None or self.has_turn else None
+        """None in a thread that takes no turns, or has begun before the process became a rank."""
+        return self.rank if self.has_turn or (self.apart and self.crew is None) else None
 
     def _scheduler_pause(self) -> None:
         """Let the others go first."""

@@ -239,6 +239,11 @@ class Uplink:
         """Have the simulation call something, in this rank's turn, and wait until it has. Raises what it raises."""
         if self.apart:
             return self._require_rank(name)
+        if self.turn.number is None:
+            raise KernbenchError(
+                f"a thread of rank {self.rank}'s process cannot ask the simulation for anything ({name}): it has begun before "
+                "the process became a rank, or not by threading.Thread. Start it after init_process_group"
+            )
         self.compute()
         host, place, crew = self.host, user_location(), self.crew
         own = None if crew is None else crew.read()

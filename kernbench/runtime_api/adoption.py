@@ -39,6 +39,12 @@ from kernbench.torch_backend.patches import Patches
 DRIVER_THREAD = "kernbench-driver"
 
 
+_AFTERWARDS = (
+    "times and memory are those of the program itself, which used its GPU after the ranks that it spawned had ended: theirs "
+    "are in the trace alone"
+)
+
+
 def _is_here() -> None:
     raise KernbenchError("an adopted program is not called")
 
@@ -101,7 +107,7 @@ class Adoption:
             return
         assert rank.carrier is not None
         host = self._simulation.hosts.of_rank[rank.index]
-        idle = not host.tails and not host.uses_gpu
+        idle = not host.tails and not any(memory.ledger.peak for memory in self._simulation.memories.of(host))
         self._kernels = program_kernels.kernels_of(rank.index)
         try:
             self._running.__exit__(kind, error, trace)
@@ -113,8 +119,10 @@ class Adoption:
             torch.set_num_threads(self._threads)  # a thread that sets it sets it for itself alone
             if os.environ.get("PATH") == nvidia_smi.on_path(self._path):  # and not what the program has set
                 os.environ["PATH"] = self._path
-            if idle and self._restore is not None:
+            if self._restore is not None and idle:
                 self._restore()
+            elif self._restore is not None:
+                self._simulation.remarks.setdefault(_AFTERWARDS)
         failure, self._error = self._error, None
         if failure is not None and not (isinstance(failure, SpawnException) and error is not None):
             raise failure
@@ -147,6 +155,7 @@ class Adoption:
         if self._rank is None or self._simulation.scheduler.current_rank() is None:
             return self._multiprocessing.spawn(*args, **kwargs)
         self.__exit__(None, None, None)
+        self._simulation.remarks.pop(_AFTERWARDS, None)
         started: ProcessContext | None = None
         try:
             started = self._multiprocessing.spawn(*args, **kwargs)

@@ -16,9 +16,9 @@ from kernbench.processes.joined import Company, Joined
 from kernbench.processes.program import join
 from kernbench.processes.seat import Seat
 from kernbench.runtime_api.distributed import Distributed
+from kernbench.runtime_api.process_context import ProcessContext
 from kernbench.simulation.active_simulation import activate
 from kernbench.simulation.ranks.failures import SpawnException as SpawnException
-from kernbench.simulation.ranks.failures import pid_of
 from kernbench.simulation.ranks.folding import Folding
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.triton_driver import follow_active_simulation
@@ -38,44 +38,6 @@ class HasSimulation(Protocol):
     """A context, for :func:`_drain_pending`."""
 
     simulation: Simulation
-
-
-class ProcessContext:
-    """What ``spawn(join=False)`` returns: ranks that run while a caller joins them."""
-
-    def __init__(self, simulation: Simulation, nprocs: int) -> None:
-        self._simulation = simulation
-        self._nprocs = nprocs
-        self._ranks = simulation.scheduler.ranks
-        self._joined = nprocs == 0
-
-    def pids(self) -> list[int]:
-        """Stand-ins for process ids, one per rank."""
-        return [pid_of(rank) for rank in range(self._nprocs)]
-
-    def join(self, timeout: float | None = None, grace_period: float | None = None) -> bool:
-        """Run the ranks until one more of them has ended, or all have.
-
-        Args:
-            timeout: at most this long, in virtual seconds.
-            grace_period: accepted for compatibility; ranks are always unwound at once.
-
-        Returns:
-            True if all ranks have ended, False if more remain (also after one has ended), as torch does.
-
-        Raises:
-            SpawnException: a rank raised. The others have been unwound.
-        """
-        simulation = self._simulation
-        if self._joined or simulation.scheduler.ranks is not self._ranks:
-            return True
-        deadline = None if timeout is None else simulation.engine.now + timeout
-        try:
-            self._joined = simulation.world.run(until_one_more=True, deadline=deadline)
-        except BaseException:
-            self._joined = True
-            raise
-        return self._joined
 
 
 @dataclass(frozen=True)

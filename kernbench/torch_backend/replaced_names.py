@@ -24,6 +24,7 @@ from kernbench.torch_backend.gpu.device.devices import Devices, HostDevices, com
 from kernbench.torch_backend.gpu.kernels import fused_attention, fused_operators
 from kernbench.torch_backend.gpu.memory import memory_names, memory_owners
 from kernbench.torch_backend.gpu.names import (
+    build_names,
     cuda_names,
     host_results,
     storages,
@@ -174,7 +175,7 @@ class ReplacedNames:
         timed_statements.install(names, self._running, self._remark)
         self.futures.install(names)
         for module in (
-            cuda_names, memory_names, memory_owners, torch_classes, torch_functions, storages, fused_operators,
+            cuda_names, build_names, memory_names, memory_owners, torch_classes, torch_functions, storages, fused_operators,
             fused_attention, tensor_methods, tensor_groups, profiling, host_results,
             triton_benchmarks,
         ):  # fmt: skip

@@ -520,3 +520,54 @@ def test_a_process_that_only_looks_for_torch_at_first_and_lists_gpus_before_it_j
     ended = subprocess.run(command, env=ENVIRON, capture_output=True, text=True, timeout=200, check=False)
     assert ended.returncode == 0, ended.stderr
     assert "(8, 'NVIDIA H100 80GB HBM3') [3.0, 3.0, 3.0, 3.0]" in ended.stdout
+
+
+OLDER_THREAD = """
+import os, subprocess, sys, threading, time
+
+looks, problems = 0, []
+
+def watch():
+    global looks
+    while not over.is_set():
+        time.sleep(0)
+        time.monotonic()
+        looks += 1
+    try:
+        dist.barrier()
+    except Exception as error:
+        problems.append(str(error))
+
+rank = int(os.environ.get("LOCAL_RANK", 0))
+over = threading.Event()
+if rank == 0:
+    other = subprocess.Popen([sys.executable, __file__], env=dict(os.environ, LOCAL_RANK="1"))
+    observer = threading.Thread(target=watch, daemon=True)
+    observer.start()
+import torch, torch.distributed as dist
+
+dist.init_process_group("nccl", "tcp://localhost:29501", rank=rank, world_size=2)
+x = torch.ones((), device="cuda")
+for _ in range(10):
+    dist.all_reduce(x)
+    before = looks
+    while rank == 0 and looks == before and observer.is_alive():
+        pass
+print(rank, x.item(), flush=True)
+if rank == 0:
+    over.set()
+    while observer.is_alive():
+        pass
+    print(problems, other.wait(), flush=True)
+"""
+
+
+def test_a_thread_that_is_older_than_its_rank_goes_by_the_machines_clock(tmp_path):
+    """As a launcher's does that looks after the processes it has started, and is rank 0 itself."""
+    script = tmp_path / "observed.py"
+    script.write_text(OLDER_THREAD)
+    done = run("--", sys.executable, script)
+    assert done.returncode == 0, done.stderr
+    assert "0 1024.0" in done.stdout
+    assert "1 1024.0" in done.stdout
+    assert "it has begun before the process became a rank" in done.stdout

@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+import kernbench
 from tests.torch_backend.conftest import Ranks
 
 
@@ -120,6 +121,38 @@ def _memory_pools() -> None:
     assert torch.cuda.memory_reserved() == outside.nbytes
 
 
+def _streams_by_number() -> None:
+    in_c: Any = torch._C
+    side, main = torch.cuda.Stream(), torch.cuda.default_stream()
+    for stream in (side, main):
+        numbers = {name: getattr(stream, name) for name in ("stream_id", "device_index", "device_type")}
+        assert torch.cuda.Stream(**numbers) == stream
+    assert torch.cuda.ExternalStream(side.cuda_stream) == torch.cuda.get_stream_from_external(side.cuda_stream) == side
+    assert isinstance(torch.cuda.ExternalStream(side.cuda_stream), torch.cuda.Stream)
+    with torch.cuda.stream(side):
+        assert in_c._cuda_getCurrentStream(0) == (side.stream_id, 0, 1)
+    assert in_c._cuda_getDefaultStream(0) == (main.stream_id, 0, 1)
+    with pytest.raises(kernbench.KernbenchError, match="no stream of this simulated GPU is at 0x7f0000"):
+        torch.cuda.ExternalStream(0x7F0000)
+
+
+def _names_of_a_build() -> None:
+    in_c: Any = torch._C
+    assert not in_c._cuda_isInBadFork()
+    assert isinstance(torch.cuda.get_device_properties(), in_c._CudaDeviceProperties)
+    mine = torch.cuda.current_device()
+    assert in_c._cuda_exchangeDevice(1 - mine) == mine
+    assert in_c._cuda_maybeExchangeDevice(mine) == 1 - mine
+    assert in_c._cuda_canDeviceAccessPeer(0, 1)
+    in_c._cuda_set_sync_debug_mode(1)
+    assert torch.cuda.get_sync_debug_mode() == in_c._cuda_get_sync_debug_mode() == 1
+    torch.cuda.set_sync_debug_mode(0)
+    assert in_c._cuda_getArchFlags().split() == torch.cuda.get_arch_list()
+    assert in_c._cuda_getCurrentBlasHandle() == torch.cuda.current_blas_handle()
+    in_c._cuda_init()
+    in_c._cuda_ipc_collect()
+
+
 CASES = (
     _numbers,
     _accelerator,
@@ -129,6 +162,8 @@ CASES = (
     _events_and_statistics,
     _classes_are_classes,
     _memory_pools,
+    _streams_by_number,
+    _names_of_a_build,
 )
 
 

@@ -117,3 +117,72 @@ def test_a_script_that_is_no_rank_is_refused_a_gpu(tmp_path: Path) -> None:
     done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=250)
     assert done.returncode == 1
     assert "KernbenchError: the script itself had no simulated GPU" in done.stderr
+
+
+UNJOINED = """
+import os, sys
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+
+def worker(rank, fails):
+    os.environ["OF_A_RANK"] = "1"
+    dist.init_process_group("nccl", rank=rank, world_size=2, init_method="tcp://127.0.0.1:29533")
+    held = torch.ones(1 << 20, device="cuda")
+    dist.all_reduce(held)
+    if fails and rank:
+        raise ValueError("as told")
+    dist.all_reduce(held)
+
+if __name__ == "__main__":
+    what = sys.argv[1]
+    started = mp.start_processes(worker, (what == "fail",), nprocs=2, join=False)
+    os.environ["OF_MAIN"] = "1"
+    assert [each.pid for each in started.processes] == started.pids()
+    assert [each.exitcode for each in started.processes] == [None, None]
+    assert all(each.is_alive() for each in started.processes)
+    if what == "main":
+        del os.environ["OF_MAIN"]
+        raise RuntimeError("in main")
+    if what == "kill":
+        started.processes[1].kill()
+    try:
+        while not started.join():
+            pass
+    except mp.ProcessRaisedException as error:
+        print(error.error_index)
+    print([each.exitcode for each in started.processes], [each.is_alive() for each in started.processes])
+    print(os.environ.pop("OF_MAIN"), "OF_A_RANK" in os.environ)
+    torch.cuda.empty_cache()
+    if what == "use":
+        torch.ones(4, device="cuda")
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("end", "[0, 0] [False, False]\n1 False\n"),
+        ("fail", "1\n[-15, 1] [False, False]\n1 False\n"),
+        ("kill", "[-9, -9] [False, False]\n1 False\n"),
+    ],
+)
+def test_ranks_that_are_not_joined_at_once_have_what_stands_for_their_processes(run, what: str, said: str) -> None:
+    result = run(UNJOINED.replace("sys.argv[1]", repr(what)))
+    assert result.exit_code == 0, result.output
+    assert said in result.stdout
+
+
+def test_a_program_that_fails_beside_its_ranks_fails_with_that(run) -> None:
+    result = run(UNJOINED.replace("sys.argv[1]", repr("main")))
+    assert result.exit_code == 1
+    assert "RuntimeError: in main" in result.stderr
+
+
+@pytest.mark.parametrize(("what", "ranks"), [("end", 2), ("use", 1)])
+def test_the_tables_are_of_the_spawned_ranks_unless_the_program_goes_on_with_its_gpu(
+    run, what: str, ranks: int
+) -> None:
+    """As the end of a trainer does that empties the cache of a GPU that it has not used."""
+    result = run(UNJOINED.replace("sys.argv[1]", repr(what)))
+    assert f"modelled on sip8, {ranks} ranks" in result.stdout, result.output
+    assert "memory at each rank's peak" in result.stdout
+    assert ("used its GPU after the ranks that it spawned had ended" in result.stdout) == (what == "use")

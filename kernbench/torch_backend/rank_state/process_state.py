@@ -156,7 +156,6 @@ class ProcessState:
         self._resident: int | None = None
         self._saved: dict[int | None, _Saved] = {}
         self._environ: Any = os.environ
-        self._original: dict[Any, Any] = {}
         self._encodings: dict[str, Any] = {}
         self._told: dict[str, str] = {}
         self._folder = ""
@@ -173,7 +172,6 @@ class ProcessState:
 
     def open(self, patches: Patches) -> None:
         """Remember main's state. From here on :meth:`enter` switches."""
-        self._original = dict(self._environ._data)
         self._open = True
         self._generators.open(lambda rank: seed_of(self._simulation.seed, rank))
         self._switch_once_set(patches, dist, "set_debug_level", dist.get_debug_level, dist.set_debug_level)
@@ -328,18 +326,17 @@ class ProcessState:
         if not self._saved:
             return  # no rank had variables of its own
         environ = self._environ
-        current, original = environ._data, self._original
+        mains = environ._data  # main may have set some itself since the ranks were made
         touched = {environ.encodekey(name) for name in (*self._told, _DEBUG_VARIABLE)}
         for state in self._saved.values():
             if state.environ != state.given:
                 touched |= {key for key in state.environ.keys() | state.given.keys()
                             if state.environ.get(key) != state.given.get(key)}  # fmt: skip
         for key in touched:
-            if key in original:
-                os.putenv(key, original[key])
+            if key in mains:
+                os.putenv(key, mains[key])
             else:
                 os.unsetenv(key)
-        assert current is original or current == original
 
 
 def _nothing_more(environ: dict[str, str]) -> dict[str, str]:

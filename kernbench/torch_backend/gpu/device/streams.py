@@ -24,7 +24,7 @@ _OTHER = "stream "
 
 
 class Stream:
-    """A stream of a simulated GPU; without a ``name``, a new one."""
+    """A stream of a simulated GPU; without a ``name`` or a number, a new one."""
 
     device_type = 1  # ``c10::DeviceType::CUDA``
 
@@ -33,11 +33,17 @@ class Stream:
         """The least priority of a stream and the greatest, as torch clamps them."""
         return 0, -3
 
-    def __init__(self, device: Any = None, priority: int = 0, *, name: str | None = None, **kwargs: Any) -> None:
+    def __init__(
+        self, device: Any = None, priority: int = 0, *, stream_id: int | None = None, device_index: int | None = None,
+        device_type: int = device_type, stream_ptr: int | None = None, name: str | None = None,
+    ) -> None:  # fmt: skip
         devices = bound_devices()
-        self.device = torch.device("cuda", devices.told(devices.number(device)))
+        self.device = torch.device("cuda", devices.told(devices.number(device if stream_id is None else device_index)))
         self.device_index = self.device.index
         self.priority = priority
+        number = stream_id or stream_ptr  # 0 as an address is none, and what has no number is a new one
+        if name is None and (number or stream_id is not None):
+            name = _of_number(number or 0)
         if name is None:
             mine = devices.mine()
             mine.streams_made += 1
@@ -102,6 +108,25 @@ class Stream:
 
     def __exit__(self, *exc: Any) -> None:
         set_stream(self._before)
+
+
+class ExternalStream(Stream):
+    """``torch.cuda.ExternalStream``: the stream that another library knows by an address."""
+
+    def __init__(self, stream_ptr: int, device: Any = None) -> None:
+        super().__init__(device, stream_id=int(stream_ptr), device_index=device)
+
+
+def _of_number(number: int) -> str:
+    """A stream's name. Raises KernbenchError if no stream of the rank has this number, which is also its address."""
+    if number == 0:
+        return COMPUTE_STREAM
+    if not 0 < number <= bound_devices().mine().streams_made:
+        raise KernbenchError(
+            f"no stream of this simulated GPU is at {number:#x}: the streams of other libraries are not simulated, but for "
+            "those that they were given (torch.cuda.Stream.cuda_stream)"
+        )
+    return f"{_OTHER}{number}"
 
 
 class StreamContext:
@@ -242,7 +267,7 @@ def set_stream_by_number(stream_id: int, device_index: int, device_type: int) ->
     """``torch._C._cuda_setStream``: the device becomes the current one, too."""
     mine = bound_devices().mine()
     mine.host.sip = mine.sip(device_index)
-    _go_on(mine, COMPUTE_STREAM if stream_id == 0 else f"{_OTHER}{stream_id}")
+    _go_on(mine, _of_number(stream_id))
 
 
 def current_stream(device: Any = None) -> Stream:

@@ -268,8 +268,14 @@ def set_sync_debug_mode(debug_mode: int | str) -> None:
     _mine().host.sync_debug = modes[debug_mode] if isinstance(debug_mode, str) else int(debug_mode)
 
 
-def _sleep(cycles: int) -> None:
+def sleep(cycles: int) -> None:
+    """``torch.cuda._sleep``: a kernel that takes so many cycles of a clock of 1 GHz."""
     _mine().enqueue("sleep", stated_cost(cycles / 1e9))
+
+
+def current_blas_handle() -> int:
+    """``torch.cuda.current_blas_handle``: a number that stands for the handle of cuBLAS."""
+    return 1
 
 
 # -- the tables --------------------------------------------------------------------------------------------------------
@@ -315,6 +321,7 @@ CUDA: dict[str, Any] = each_its_own({
     "can_device_access_peer": can_device_access_peer,
     "get_arch_list": get_arch_list,
     "Stream": streams.Stream,
+    "ExternalStream": streams.ExternalStream,
     "Event": streams.Event,
     "stream": streams.StreamContext,
     "StreamContext": streams.StreamContext,
@@ -331,12 +338,12 @@ CUDA: dict[str, Any] = each_its_own({
     "get_rng_state_all": get_rng_state_all,
     "set_rng_state_all": set_rng_state_all,
     "default_generators": DefaultGenerators(device_count, _generator),
-    "_sleep": _sleep,
+    "_sleep": sleep,
     "cudart": cuda_runtime.cudart,
     "_cudart": cuda_runtime.CUDART,
     "get_sync_debug_mode": get_sync_debug_mode,
     "set_sync_debug_mode": set_sync_debug_mode,
-    "current_blas_handle": lambda: 1,
+    "current_blas_handle": current_blas_handle,
     "MemPool": memory_pools.MemPool,
     "use_mem_pool": memory_pools.use_mem_pool,
     **cuda_graphs.CUDA_GRAPHS,
@@ -371,19 +378,6 @@ ACCELERATOR_IN_C: dict[str, Any] = each_its_own({
 }, CUDA, ACCELERATOR)  # fmt: skip
 """Attributes of ``torch._C`` that ``torch.accelerator`` and programs call."""
 
-OF_A_BUILD: dict[str, Any] = each_its_own({
-    "_cuda_setStream": streams.set_stream_by_number,
-    "_cuda_getDevice": current_device_index,
-    "_cuda_setDevice": set_device,
-    "_cuda_getDeviceCount": device_count,
-    "_cuda_synchronize": synchronize,
-    "_cuda_tunableop_is_enabled": never,
-    "_cuda_tunableop_tuning_is_enabled": never,
-    "_cuda_tunableop_enable": nothing,
-    "_cuda_tunableop_tuning_enable": nothing,
-}, CUDA, ACCELERATOR, ACCELERATOR_IN_C)  # fmt: skip
-"""Attributes of ``torch._C`` that a torch which was built with CUDA has, and that programs and torch's own tests call."""
-
 NVTX: dict[str, Any] = {
     **{
         name: lambda *args, **kwargs: 0 for name in ("range_push", "range_pop", "range_start", "range_end", "mark")
@@ -406,14 +400,12 @@ _TABLES: tuple[tuple[str, Any, dict[str, Any]], ...] = (
     ("torch._C", torch._C, ACCELERATOR_IN_C),
 )
 
-_IN_C = {**ACCELERATOR_IN_C, **OF_A_BUILD}
-
 RELIES_ON = (
     Reliance("torch.cuda._utils._get_device_index", "it raises in torch's words for what is no GPU"),
     *(Reliance(name, "programs for GPUs call these names, which are answered here", has=tuple(table))
       for name, _, table in _TABLES),
-    *(Reliance(name, "what it calls in C++ takes here what it gives", holds=fit(_IN_C))
-      for name in ("torch.cuda", "torch.cuda.streams", "torch.cuda.random", "torch.cuda.tunable", "torch.accelerator")),
+    *(Reliance(name, "what it calls in C++ takes here what it gives", holds=fit(ACCELERATOR_IN_C))
+      for name in ("torch.cuda", "torch.cuda.random", "torch.accelerator")),
 )  # fmt: skip
 
 
@@ -423,8 +415,6 @@ def install(patches: Patches) -> None:
     for _, owner, table in _TABLES:
         for name, value in table.items():
             patches.set(owner, name, value)
-    for name, value in OF_A_BUILD.items():
-        patches.add(torch._C, name, value)
     for module in (
         torch.cuda.random,
         torch.cuda.memory,
