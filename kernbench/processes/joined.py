@@ -17,6 +17,7 @@ from time import perf_counter  # the machine's own clock
 from kernbench.processes.channel import Wire
 from kernbench.processes.rank_process import RankDiedError, RankProcess, RankProcesses
 from kernbench.processes.shared_memory import SharedMemory
+from kernbench.processes.timekeeper import LONGEST, SHORTEST, Timekeeper
 
 PARTING = 3.0
 """Seconds of wall-clock time that processes have to end by themselves when one of them has failed."""
@@ -80,22 +81,34 @@ class Company(RankProcesses):
     Args:
         by_rank: the processes.
         launcher: a descriptor of what has started them all, readable when that has ended.
+        keeper: keeps the time of the command's other processes.
     """
 
     unwound = False
 
-    def __init__(self, by_rank: Mapping[int, Joined], launcher: int) -> None:
+    def __init__(self, by_rank: Mapping[int, Joined], launcher: int, keeper: Timekeeper | None = None) -> None:
         super().__init__(by_rank)
         self._company = dict(by_rank)
         self._launcher = launcher
+        self._keeper = keeper
 
-    def await_input(self, member: RankProcess) -> bool:
+    def await_input(self, member: RankProcess) -> bool | None:
         """See :class:`RankProcesses`. A rank that dies is noticed in its turn. If who started them ends, they have to, soon."""
         self.awaited = [member.rank]
         try:
-            return bool(self.await_one([member.wire.socket.fileno()]))
+            return self._await_member(member.wire.socket.fileno())
         finally:
             self.awaited = []
+
+    def _await_member(self, descriptor: int) -> bool | None:
+        keeper, pause = self._keeper, SHORTEST
+        while keeper is not None:
+            if descriptor in self.await_one([descriptor, *keeper.descriptors], pause if keeper.active else None):
+                return True
+            if not keeper.take() and keeper.active and keeper.stands_still():
+                return None
+            pause = min(2 * pause, LONGEST)
+        return bool(self.await_one([descriptor]))
 
     def await_one(self, descriptors: Sequence[int], seconds: float | None = None) -> Sequence[int]:
         """See :class:`RankProcesses`."""
