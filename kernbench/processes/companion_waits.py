@@ -42,7 +42,7 @@ def begin(module: Any = None) -> None:
         if companion.open:
             os.register_at_fork(after_in_child=companion.fork)
             _install(companion, replaced)
-    if _here and _here[0][0].open and module is not None:
+    elif _here and _here[0][0].open and module is not None:
         _install_module(_here[0][0], _here[0][1], module)
 
 

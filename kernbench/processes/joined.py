@@ -7,6 +7,7 @@ holds a socket of each, their *lifeline*; when that closes, also because the sim
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -119,7 +120,7 @@ class Company(RankProcesses):
         while True:
             left = None if deadline is None else max(0, round(1000 * (deadline - perf_counter())))
             if deadline is None and seconds is not None:
-                left = round(1000 * seconds)
+                left = math.ceil(1000 * seconds)
             ready = [number for number, _ in poll.poll(left)]
             if back := [number for number in descriptors if number in ready]:
                 return back
@@ -132,6 +133,8 @@ class Company(RankProcesses):
                 for rank, member in self._company.items():
                     if not member.gone:
                         self.end(rank, RankDiedError(_ORPHAN))
+                if seconds is not None:
+                    return ()
 
     def part(self) -> None:
         """One has failed, or could not go on: the others are given time to be ended by who has started them, then asked to."""

@@ -54,6 +54,7 @@ class _Lane:
         promised: what was sent to it as its clock then.
         late: what it receives with its next request.
         away: what it waits for that is not seen here.
+        looked: whether it goes on only to look at memory once more.
     """
 
     def __init__(self, number: int, side: SideThread | None) -> None:
@@ -64,6 +65,7 @@ class _Lane:
         self.promised: float | None = None
         self.late: BaseException | None = None
         self.away = ""
+        self.looked = False
 
 
 class Relay:
@@ -291,6 +293,7 @@ class Relay:
 
     def _come_back(self) -> None:
         """It was away until now, if the others have gone on."""
+        self._now.looked = self._now.away == LOOKED_AT
         self._now.away = ""
         self._me.clock = max(self._me.clock, self._simulation.engine.now)
 
@@ -367,7 +370,8 @@ class Relay:
 
     def _answer(self, lane: _Lane, value: Any, raised: Any, clock: float) -> None:
         if self._keeper is not None:
-            self._keeper.show()
+            self._keeper.stir(look=lane.looked)
+            lane.looked = False
         try:
             self._child.wire.send((lane.number, value, raised, clock, self._simulation.engine.now, self._news()))
         except OSError:

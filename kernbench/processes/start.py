@@ -93,7 +93,7 @@ def relay(simulation: Simulation, members: RankProcesses, keeper: Timekeeper | N
 
 def _hold(simulation: Simulation, keeper: Timekeeper) -> bool:
     """Before time moves: let all processes do what they can at this time; whether a rank can go on."""
-    if keeper.hold(simulation.engine.resolved_count):
+    if keeper.hold():
         return True
     if keeper.active:
         if keeper.has_changed() and sum(settle() for settle in simulation.threads.settlers):

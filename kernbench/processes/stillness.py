@@ -23,19 +23,20 @@ class Stillness:
 
     def __init__(self, roots: Callable[[], Iterable[int]]) -> None:
         self._roots = roots
+        self._known: list[int] = []
 
     def at_work(self) -> int:
         """A process that is doing something, or is about to; 0 if there is none: they stand still."""
-        pids = _with_children({*self._roots()})
         first: dict[tuple[int, int], str] = {}
-        for pid, thread in _threads(pids):
+        for pid, thread in _threads(self._known):
             count, state = _count(pid, thread), _state(pid, thread)
             if state not in _ENDED:
                 first[pid, thread] = count
                 if state != "S":
                     return pid
+        self._known = _with_children({*self._roots()})  # between the looks: one that is new is not in the first
         second = set()
-        for pid, thread in _threads(pids):
+        for pid, thread in _threads(self._known):
             state, count = _state(pid, thread), _count(pid, thread)
             if state not in _ENDED:
                 second.add((pid, thread))

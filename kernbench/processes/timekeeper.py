@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import hmac
+import math
 import mmap
 import os
 import select
@@ -29,8 +30,9 @@ from kernbench.processes.seat import Address
 from kernbench.processes.stillness import Stillness
 from kernbench.sim_engine import Condition, GraphEngine
 
-LOOKS = 3
-"""Looks that a loop over shared memory has after something has happened, before time moves: as many may wait for each other."""
+LOOKS = ((2e-4, 3), (5e-6, 1))
+"""Looks that a loop over shared memory has after something has happened, before so much time (s) passes: as many loops may wait
+for each other. Before less time passes it has none."""
 
 SHORTEST, LONGEST = 5e-4, 0.05
 """Seconds of the machine's time between two looks at whether all stand still."""
@@ -87,9 +89,9 @@ class Timekeeper:
         self._limits: list[tuple[float, int, _Companion, int]] = []
         self._held: list[tuple[_Companion, int]] = []
         self._serial = count()
-        self._looks = LOOKS
-        self._seen: tuple[float, int] = (-1.0, -1)
-        self._asked = self._seen
+        self._looked = 0
+        self._stirred = True
+        self._asked = False
         self._stillness = Stillness(self._processes)
         self._members: RankProcesses | None = None
         self.launcher = 0
@@ -182,17 +184,19 @@ class Timekeeper:
 
     # -- while a world runs, in main -----------------------------------------------------------------------------------
 
-    def hold(self, resolved: int) -> bool:
-        """Before time moves: let processes do what they can at this time; whether a rank can go on.
+    def stir(self, look: bool = False) -> None:
+        """A process is about to go on; ``look``: to look at memory once more."""
+        self.show()
+        self._stirred = True
+        if not look:
+            self._looked, self._asked = 0, False
 
-        ``resolved``: a number that grows whenever something of the simulation has happened.
-        """
+    def hold(self) -> bool:
+        """Before time moves: let processes do what they can at this time; whether a rank can go on."""
         self.take()
         if not self.active:
             return False
         self.show()
-        if self._seen != (self._engine.now, resolved):
-            self._seen, self._looks = (self._engine.now, resolved), LOOKS
         while True:
             self._await_stillness()
             if self._let_back():
@@ -207,15 +211,15 @@ class Timekeeper:
         return False
 
     def has_changed(self) -> bool:
-        """Whether time has moved, or something of the simulation has happened, since this was asked."""
-        changed, self._asked = self._asked != self._seen, self._seen
-        return changed
+        """Whether any process has gone on since this was asked."""
+        asked, self._asked = self._asked, True
+        return not asked
 
     def await_any(self) -> bool:
         """Nothing is to come but from outside of the simulation: wait for that; False if nothing can come."""
         if self._members is None or not any(each.counts() for each in self._members.away.values()):
             return False
-        self._looks = max(self._looks, 1)
+        self._looked, self._stirred = 0, True
         self._await_input(LONGEST)
         return True
 
@@ -229,12 +233,15 @@ class Timekeeper:
 
     def _await_stillness(self) -> None:
         pause, since, noticed = SHORTEST, perf_counter(), NOTICE
+        if not self._stirred and not self.take():
+            return
         while self.take() or (at_work := self._stillness.at_work()) or self.take():
             self._await_input(pause)
             pause = min(2 * pause, LONGEST)
             if perf_counter() - since > noticed:
                 noticed *= 2
                 self._say_who_works(at_work, perf_counter() - since)
+        self._stirred = False
 
     def _say_who_works(self, pid: int, seconds: float) -> None:
         with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
@@ -258,7 +265,6 @@ class Timekeeper:
         """Let the first rank go on that was away and is back."""
         for back, each in self._absent(spinning=False):
             if each.has_come():
-                self._looks = LOOKS
                 back.fulfil()
                 return True
         return False
@@ -270,28 +276,39 @@ class Timekeeper:
 
     def _let_look(self) -> bool:
         """Let loops look at shared memory; False if they have, since anything has happened."""
-        if self._looks <= 0 or not (self._held or self._absent(spinning=True)):
+        if not (self._held or self._absent(spinning=True)):
             return False
-        self._looks -= 1
+        upcoming = self._upcoming()
+        gap = math.inf if upcoming is None else upcoming - self._engine.now
+        if self._looked >= next((looks for least, looks in LOOKS if gap >= least), 0):
+            return False
+        self._looked += 1
         held, self._held = self._held, []
+        self.stir(look=True)
         for each, number in held:
             each.tell(number)
         if held:
             self._await_stillness()
         return True
 
-    def _schedule(self) -> None:
-        """Have the first limit of a companion's pass when it is due, if that is before all else."""
+    def _upcoming(self) -> float | None:
+        """When the next event is, or the first limit of a companion's passes."""
         while self._limits and self._limits[0][3] not in self._limits[0][2].limits:
             heapq.heappop(self._limits)
-        upcoming = self._engine.next_event
-        if self._limits and (upcoming is None or self._limits[0][0] <= upcoming):
+        known = [
+            each for each in (self._engine.next_event, self._limits[0][0] if self._limits else None) if each is not None
+        ]
+        return min(known, default=None)
+
+    def _schedule(self) -> None:
+        """Have the first limit of a companion's pass when it is due, if that is before all else."""
+        if (upcoming := self._upcoming()) is not None and self._limits and self._limits[0][0] == upcoming:
             until, _, each, number = heapq.heappop(self._limits)
             self._engine.at(until, lambda: self._pass(each, number))
 
     def _pass(self, each: _Companion, number: int) -> None:
         self._engine.resolved_count += 1
-        self.show()
+        self.stir()
         if number in each.limits:
             each.limits.discard(number)
             each.tell(number)
@@ -310,7 +327,6 @@ class Timekeeper:
             return 0.0
         self._schedule()
         if self._engine.step():
-            self._looks = LOOKS
             return 0.0
-        self._looks = 1
+        self._looked = 0
         return 2 * LONGEST

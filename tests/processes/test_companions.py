@@ -256,9 +256,9 @@ def test_children_count(tmp_path: Path) -> None:
         ["sh", "-c", "while :; do :; done & echo $!; wait"], stdout=subprocess.PIPE, text=True
     ) as shell:
         assert shell.stdout is not None
-        child = int(shell.stdout.readline())
+        child, stillness = int(shell.stdout.readline()), Stillness(lambda: [shell.pid])
         try:
-            _await(lambda: Stillness(lambda: [shell.pid]).at_work() == child)
+            _await(lambda: stillness.at_work() == child)
         finally:
             os.kill(child, 9)
 

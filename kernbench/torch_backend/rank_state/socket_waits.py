@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kernbench.scheduler.carrier import current_carrier
-from kernbench.scheduler.crew import is_in_rank, is_outside
+from kernbench.scheduler.crew import acting_crew, current_member, is_in_rank, is_outside
 from kernbench.simulation.active_simulation import current_simulation
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.time.rank_threads import LOOKED_AT
@@ -28,6 +28,9 @@ RELIES_ON = (Reliance("os.sched_yield", "a loop that looks at shared memory call
 
 _DONT_WAIT = 1
 """``zmq.DONTWAIT``, of the wire protocol's library."""
+
+_ONLY_CLOCKS = 1e-6
+"""Seconds between two looks in which a rank has done nothing but ask what time it is."""
 
 _LOOKS = 2
 """Looks in a row that find nothing, after which a rank is taken to wait."""
@@ -63,15 +66,22 @@ def install_pollers(patches: Patches, module: Any) -> None:
 
 
 def _of_a_rank() -> Simulation | None:
-    """The simulation of the rank that asks; None if it is none, or cannot wait."""
+    """The simulation of the rank that asks; None if it is none, or cannot wait, as a thread that takes no turns."""
     simulation = current_simulation()
     if simulation is None or not is_in_rank() or is_outside():
+        return None
+    if acting_crew() is None and current_member() is not None:
         return None
     return simulation if simulation.world.apart or current_carrier() is not None else None
 
 
 def _look_later(simulation: Simulation) -> None:
+    """Look again when others have done something. That it has looked at a clock since it looked last takes no time."""
+    host = simulation.hosts.current()
+    if host.clock - host.looked_at < _ONLY_CLOCKS:
+        host.clock = host.looked_at
     simulation.threads.outside(LOOKED_AT, lambda: None)
+    host.looked_at = host.clock
 
 
 def _looking(
