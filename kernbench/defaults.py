@@ -11,3 +11,6 @@ TARGETS = "sm_80, sm_90, sm_100, gfx942"
 
 LOG_LIMIT = 1_000_000
 """Operations that a log keeps."""
+
+EPOCH = 1_577_836_800.0
+"""``time.time()`` at virtual time 0: the first second of 2020, UTC."""

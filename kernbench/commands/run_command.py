@@ -62,6 +62,7 @@ class RankCommand:
         """
         from kernbench.processes.gate import Gate
         from kernbench.processes.seat import Welcome
+        from kernbench.processes.timekeeper import Timekeeper
         from kernbench.simulation.ranks.failures import SpawnException
         from kernbench.torch_backend.gpu.device.visible_devices import visible_first
 
@@ -73,14 +74,19 @@ class RankCommand:
 
         ctx.multiprocessing.require_joined(1)
         gate = Gate(welcome, ctx.multiprocessing.require_joined, _tell)
+        keeper = Timekeeper(ctx.simulation.engine, _tell)
         errors: dict[int, BaseException] = {}
-        with closing(gate), self._started(str(gate.address), ctx.topology) as process:
-            launcher = os.pidfd_open(process.pid)
+        with (
+            closing(gate),
+            closing(keeper),
+            self._started(str(gate.address), ctx.topology, keeper.variables) as process,
+        ):
+            launcher, keeper.launcher = os.pidfd_open(process.pid), process.pid
             try:
                 with contextlib.ExitStack() as worlds:
-                    while (members := gate.gather(launcher)) is not None:
+                    while (members := gate.gather(launcher, keeper)) is not None:
                         try:
-                            ctx.multiprocessing.serve(members, launcher, worlds)
+                            ctx.multiprocessing.serve(members, launcher, worlds, keeper)
                         except SpawnException as error:
                             errors = dict(error.errors)
                             failures.joined(error)
@@ -93,8 +99,8 @@ class RankCommand:
         return (128 - code if code < 0 else code), errors
 
     @contextmanager
-    def _started(self, address: str, topology: Topology) -> Iterator[subprocess.Popen[bytes]]:
-        """The command's process; it has ended when the block has."""
+    def _started(self, address: str, topology: Topology, more: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+        """The command's process, with ``more`` environment variables; it has ended when the block has."""
         from kernbench.runtime_api.joining import variables_of
         from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus
         from kernbench.torch_backend.gpu.names.cuda_names import properties_of
@@ -102,7 +108,7 @@ class RankCommand:
 
         gpu, cuda = vars(properties_of(topology)), inventory.cuda_version(topology)
         told = variables_of(address, NodeGpus.of(topology), os.environ, gpu, cuda)
-        environ = {**os.environ, **told, "PATH": _path(os.environ)}
+        environ = {**os.environ, **told, **more, "PATH": _path(os.environ)}
         if inventory.has_smi(topology):
             environ.update(
                 inventory.variables_of(inventory.idle_gpus(topology)), PATH=nvidia_smi.on_path(environ["PATH"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import socket
@@ -14,6 +15,7 @@ from kernbench.processes import seat
 from kernbench.processes.channel import Wire
 from kernbench.processes.joined import Joined
 from kernbench.processes.seat import Address, Hello, Welcome
+from kernbench.processes.timekeeper import Timekeeper
 from kernbench.version import __version__
 
 NOTICE, PATIENCE = 30.0, 600.0
@@ -74,9 +76,9 @@ class Gate:
             each.close()
         self._waiting.clear()
 
-    def gather(self, launcher: int) -> dict[int, Joined] | None:
+    def gather(self, launcher: int, keeper: Timekeeper | None = None) -> dict[int, Joined] | None:
         """Wait until all ranks of a world have joined: their processes, by rank; None if ``launcher``, a descriptor of what
-        starts them, has ended before any has.
+        starts them, has ended before any has. Time passes for the processes whose time ``keeper`` keeps.
 
         Raises:
             KernbenchError: it has ended, or a long time has passed, and some have not come.
@@ -88,7 +90,14 @@ class Gate:
         while True:
             waited = perf_counter() - last
             limit = None if not self._waiting else max(0.0, (PATIENCE if noticed else NOTICE) - waited)
-            ready = [number for number, _ in poll.poll(None if limit is None else round(1000 * limit) + 1)]
+            held = None if keeper is None else keeper.let_pass()
+            others = [] if keeper is None else [*keeper.descriptors]
+            for each in others:
+                poll.register(each, select.POLLIN)
+            waits = [each for each in (limit, held) if each is not None]
+            ready = [number for number, _ in poll.poll(math.ceil(1000 * min(waits)) if waits else None)]
+            for each in others:
+                poll.unregister(each)
             if self._listener.fileno() in ready:
                 self._let_in()
                 last, noticed = perf_counter(), False
@@ -99,10 +108,12 @@ class Gate:
                 if not self._waiting:
                     return None
                 raise self._give_up("what starts the ranks has ended")
+            elif perf_counter() - last < (PATIENCE if noticed else NOTICE) or not self._waiting:
+                continue
             elif not noticed:
                 noticed = True
                 self._tell(f"waiting for {self._missing()} to join")
-            elif self._waiting:
+            else:
                 raise self._give_up(f"no process has joined for {PATIENCE:.0f} s")
 
     def _missing(self) -> str:

@@ -7,6 +7,7 @@ holds a socket of each, their *lifeline*; when that closes, also because the sim
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import select
 import signal
@@ -17,6 +18,7 @@ from time import perf_counter  # the machine's own clock
 from kernbench.processes.channel import Wire
 from kernbench.processes.rank_process import RankDiedError, RankProcess, RankProcesses
 from kernbench.processes.shared_memory import SharedMemory
+from kernbench.processes.timekeeper import LONGEST, SHORTEST, Timekeeper
 
 PARTING = 3.0
 """Seconds of wall-clock time that processes have to end by themselves when one of them has failed."""
@@ -80,22 +82,34 @@ class Company(RankProcesses):
     Args:
         by_rank: the processes.
         launcher: a descriptor of what has started them all, readable when that has ended.
+        keeper: keeps the time of the command's other processes.
     """
 
     unwound = False
 
-    def __init__(self, by_rank: Mapping[int, Joined], launcher: int) -> None:
+    def __init__(self, by_rank: Mapping[int, Joined], launcher: int, keeper: Timekeeper | None = None) -> None:
         super().__init__(by_rank)
         self._company = dict(by_rank)
         self._launcher = launcher
+        self._keeper = keeper
 
-    def await_input(self, member: RankProcess) -> bool:
+    def await_input(self, member: RankProcess) -> bool | None:
         """See :class:`RankProcesses`. A rank that dies is noticed in its turn. If who started them ends, they have to, soon."""
         self.awaited = [member.rank]
         try:
-            return bool(self.await_one([member.wire.socket.fileno()]))
+            return self._await_member(member.wire.socket.fileno())
         finally:
             self.awaited = []
+
+    def _await_member(self, descriptor: int) -> bool | None:
+        keeper, pause = self._keeper, SHORTEST
+        while keeper is not None:
+            if descriptor in self.await_one([descriptor, *keeper.descriptors], pause if keeper.active else None):
+                return True
+            if not keeper.take() and keeper.active and keeper.stands_still():
+                return None
+            pause = min(2 * pause, LONGEST)
+        return bool(self.await_one([descriptor]))
 
     def await_one(self, descriptors: Sequence[int], seconds: float | None = None) -> Sequence[int]:
         """See :class:`RankProcesses`."""
@@ -106,7 +120,7 @@ class Company(RankProcesses):
         while True:
             left = None if deadline is None else max(0, round(1000 * (deadline - perf_counter())))
             if deadline is None and seconds is not None:
-                left = round(1000 * seconds)
+                left = math.ceil(1000 * seconds)
             ready = [number for number, _ in poll.poll(left)]
             if back := [number for number in descriptors if number in ready]:
                 return back
@@ -119,6 +133,8 @@ class Company(RankProcesses):
                 for rank, member in self._company.items():
                     if not member.gone:
                         self.end(rank, RankDiedError(_ORPHAN))
+                if seconds is not None:
+                    return ()
 
     def part(self) -> None:
         """One has failed, or could not go on: the others are given time to be ended by who has started them, then asked to."""

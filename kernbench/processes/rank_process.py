@@ -43,11 +43,13 @@ class Away(NamedTuple):
         process: its rank's.
         has_come: whether it has said that it is back.
         counts: whether another one may be able to go on when it is.
+        spins: whether it looks again and again at memory that another process may write.
     """
 
     process: RankProcess
     has_come: Callable[[], bool]
     counts: Callable[[], bool]
+    spins: bool = False
 
 
 class RankDiedError(KernbenchError):
@@ -228,8 +230,13 @@ class RankProcesses(ABC):
     # -- in main -------------------------------------------------------------------------------------------------------
 
     @abstractmethod
-    def await_input(self, member: RankProcess) -> bool:
-        """Wait until there is something to read from ``member``; False if another one has died meanwhile."""
+    def await_input(self, member: RankProcess) -> bool | None:
+        """Wait until there is something to read from ``member``; False if another one has died meanwhile; None if it waits for
+        what is not seen here: it stands still, as all others do."""
+
+    def sockets_of_absent(self) -> list[int]:
+        """Those at which something comes when a thread that is away is back."""
+        return sorted({each.process.wire.socket.fileno() for each in self.away.values()})
 
     def await_absent(self, seconds: float | None = None) -> bool:
         """Wait until a thread that is away comes back, without which none can go on; False if none is, or after ``seconds``.

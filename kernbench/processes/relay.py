@@ -25,6 +25,7 @@ from kernbench.processes.posted import PostedOperation
 from kernbench.processes.process_results import Legacy
 from kernbench.processes.rank_process import Away, RankDiedError, RankProcess, RankProcesses
 from kernbench.processes.shared_memory import SharedRegion
+from kernbench.processes.timekeeper import Timekeeper
 from kernbench.processes.uplink import SETTLE
 from kernbench.scheduler import RaisedElsewhere, SideThread
 from kernbench.sim_engine import Condition, Operation
@@ -34,7 +35,7 @@ from kernbench.simulation.ranks.locations import Location
 from kernbench.simulation.ranks.training_steps import StepEnd
 from kernbench.simulation.ranks.work_counts import Account
 from kernbench.simulation.simulation import Simulation
-from kernbench.simulation.time.rank_threads import Notice
+from kernbench.simulation.time.rank_threads import LOOKED_AT, Notice
 from kernbench.simulation.values.collective_values import Brought
 from kernbench.torch_backend.process_groups.stores import CooperativeStore, StoreHost
 
@@ -53,6 +54,7 @@ class _Lane:
         promised: what was sent to it as its clock then.
         late: what it receives with its next request.
         away: what it waits for that is not seen here.
+        looked: whether it goes on only to look at memory once more.
     """
 
     def __init__(self, number: int, side: SideThread | None) -> None:
@@ -63,6 +65,7 @@ class _Lane:
         self.promised: float | None = None
         self.late: BaseException | None = None
         self.away = ""
+        self.looked = False
 
 
 class Relay:
@@ -73,9 +76,18 @@ class Relay:
         child: its process.
         family: the processes of all ranks.
         stores: of the spawn.
+        keeper: keeps the time of processes that are no ranks.
     """
 
-    def __init__(self, simulation: Simulation, child: RankProcess, family: RankProcesses, stores: StoreHost) -> None:
+    def __init__(
+        self,
+        simulation: Simulation,
+        child: RankProcess,
+        family: RankProcesses,
+        stores: StoreHost,
+        keeper: Timekeeper | None = None,
+    ) -> None:
+        self._keeper = keeper
         self._simulation = simulation
         self._child = child
         self._family = family
@@ -196,7 +208,7 @@ class Relay:
         if self._rank in self._family.died or all(lane.away for lane in self._lanes.values()):
             return False
         try:
-            self._child.wire.send((SETTLE,))
+            self._child.wire.send((SETTLE, self._keeper is not None and self._keeper.active))
             while not self._settled:
                 self._read(self._family.await_input, self._child)
         except (EOFError, OSError):
@@ -238,7 +250,10 @@ class Relay:
         try:
             if lane.away and not family.died and not self._simulation.scheduler.aborting:
                 self._stay_away(lane)
-            elif not family.await_input(self._child):
+            elif (found := family.await_input(self._child)) is None:
+                lane.away = "something that the simulation does not see"
+                self._stay_away(lane)
+            elif not found:
                 self._let_the_dead_go_first()
         except SystemExit as error:  # ranks are being unwound: this one hears of it in its next reply
             if not family.unwound:
@@ -252,8 +267,10 @@ class Relay:
 
     def _stay_away(self, lane: _Lane) -> None:
         """The thread waits for what is not seen here. The others have their turns, until they cannot go on without it."""
-        back = Condition(f"{lane.away} that multiprocessing is to bring", self._rank)
-        self._family.away[back] = Away(self._child, partial(self._has_come, lane), partial(self._counts, lane))
+        back = Condition(f"{lane.away} that another process is to bring", self._rank)
+        self._family.away[back] = Away(
+            self._child, partial(self._has_come, lane), partial(self._counts, lane), lane.away == LOOKED_AT
+        )
         try:
             self._simulation.waits.block_on(back)
         finally:
@@ -276,6 +293,7 @@ class Relay:
 
     def _come_back(self) -> None:
         """It was away until now, if the others have gone on."""
+        self._now.looked = self._now.away == LOOKED_AT
         self._now.away = ""
         self._me.clock = max(self._me.clock, self._simulation.engine.now)
 
@@ -314,6 +332,8 @@ class Relay:
         lane, me, value, raised = self._now, self._me, None, None
         if clock is not None:
             me.clock, me.stream, me.sip, me.busy = clock, stream, sip, busy
+        if lane.away and name != "come_back":  # it had not said so
+            self._come_back()
         lane.asked, lane.promised = (name, args), None
         placed = lane.side or self._simulation.scheduler.rank(self._rank)
         assert placed is not None
@@ -323,6 +343,8 @@ class Relay:
                 late, lane.late = lane.late, None
                 raise late
             value = self._calls[name](*args)
+            if self._keeper is not None and self._keeper.active:
+                self._keep_pace()
         except (GreenletExit, KeyboardInterrupt, RaisedElsewhere):
             raise  # it has died itself, or no rank is to be notified
         except BaseException as error:
@@ -339,7 +361,17 @@ class Relay:
                 f"rank {self._rank} was given {lane.promised} s at the end of {name}, which is {me.clock} s"
             )
 
+    def _keep_pace(self) -> None:
+        """What happens to others before this rank's time happens before it goes on."""
+        now = Condition("its own time", self._rank)
+        if self._me.clock > self._simulation.engine.now:
+            self._simulation.engine.fulfil_at(now, self._me.clock)
+            self._simulation.waits.block_on(now)
+
     def _answer(self, lane: _Lane, value: Any, raised: Any, clock: float) -> None:
+        if self._keeper is not None:
+            self._keeper.stir(look=lane.looked)
+            lane.looked = False
         try:
             self._child.wire.send((lane.number, value, raised, clock, self._simulation.engine.now, self._news()))
         except OSError:
@@ -352,6 +384,8 @@ class Relay:
         goes on in its turn: which of them would have begun by then?
         """
         lane = self._now
+        if self._keeper is not None and self._keeper.active:
+            return
         if lane.asked is None or lane.late is not None or len(self._lanes) > 1:
             return
         name, args = lane.asked

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -12,6 +13,7 @@ from kernbench.processes import program
 from kernbench.processes.family import Child, Family
 from kernbench.processes.rank_process import RankProcesses
 from kernbench.processes.relay import Relay
+from kernbench.processes.timekeeper import Timekeeper
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.environment import Environment
 from kernbench.torch_backend.process_groups import stores
@@ -55,11 +57,14 @@ def start(
     return relay(simulation, family)
 
 
-def relay(simulation: Simulation, members: RankProcesses) -> list[Callable[[], Any]]:
-    """What the scheduler is to run in the stead of ranks whose processes are there, in their order."""
+def relay(simulation: Simulation, members: RankProcesses, keeper: Timekeeper | None = None) -> list[Callable[[], Any]]:
+    """What the scheduler is to run in the stead of ranks whose processes are there, in their order.
+
+    ``keeper``: keeps the time of processes beside them.
+    """
     simulation.world.apart = True
     shared = stores.innermost()
-    relays = {rank: Relay(simulation, member, members, shared) for rank, member in members.by_rank.items()}
+    relays = {rank: Relay(simulation, member, members, shared, keeper) for rank, member in members.by_rank.items()}
     rank_of = simulation.scheduler.rank_by_greenlet
 
     def answer_early(target: Any, error: BaseException | None) -> None:
@@ -68,7 +73,15 @@ def relay(simulation: Simulation, members: RankProcesses) -> list[Callable[[], A
             relay.answer_early()
 
     def await_absent() -> bool:
+        if keeper is not None and keeper.active:
+            return keeper.await_any()
         return members.await_absent(simulation.threads.limit())
+
+    if keeper is not None:
+        keeper.serve(members)
+        simulation.drain.hold = partial(_hold, simulation, keeper)
+        simulation.world.closers.append(partial(keeper.serve, None))
+        simulation.world.closers.append(partial(setattr, simulation.drain, "hold", None))
 
     simulation.waits.resuming, simulation.drain.await_absent = answer_early, await_absent
     simulation.scheduler.apart = members
@@ -76,3 +89,14 @@ def relay(simulation: Simulation, members: RankProcesses) -> list[Callable[[], A
     simulation.world.closers.append(partial(setattr, simulation.waits, "resuming", None))
     simulation.world.closers.append(partial(setattr, simulation.drain, "await_absent", None))
     return [relay.serve for relay in relays.values()]
+
+
+def _hold(simulation: Simulation, keeper: Timekeeper) -> bool:
+    """Before time moves: let all processes do what they can at this time; whether a rank can go on."""
+    if keeper.hold():
+        return True
+    if keeper.active:
+        if keeper.has_changed() and sum(settle() for settle in simulation.threads.settlers):
+            return True
+        simulation.threads.schedule(math.inf)
+    return False

@@ -119,11 +119,14 @@ class ThreadSide:
         with self._mutex:
             self._arrivals.append(item)
 
-    def settle(self) -> list[tuple[Any, ...]]:
-        """While no thread has a turn: what those have to say that take none, as soon as they have nothing to do."""
+    def settle(self, still: bool) -> list[tuple[Any, ...]]:
+        """While no thread has a turn: what those have to say that take none, as soon as they have nothing to do.
+
+        ``still``: they have nothing to do.
+        """
         pause, looks = allocate_lock(), 0
         pause.acquire()
-        while self._threads.is_busy(self._listening(looks * LOOK)):
+        while not still and self._threads.is_busy(self._listening(looks * LOOK)):
             pause.acquire(timeout=LOOK)
             looks += 1
         with self._mutex:

@@ -101,7 +101,7 @@ class Uplink:
         self.writers: dict[int, dict[int, Posted]] = {}
         self.crew: Crew | None = None
         self.turn = _Numbered()
-        self.settle: Callable[[], list[tuple[Any, ...]]] = list
+        self.settle: Callable[[bool], list[tuple[Any, ...]]] = lambda _: []
         self._turns = allocate_lock()
         self._replies: dict[int, tuple[Any, ...]] = {}
         self._waiting: dict[int, Any] = {}
@@ -187,7 +187,7 @@ class Uplink:
         except (EOFError, OSError):
             gone()
         if number == SETTLE:
-            come = self.settle()
+            come = self.settle(*reply)
             with self._lock:
                 self._wire.send((SETTLE, come))
         with self._turns:

@@ -15,6 +15,7 @@ from kernbench.processes import start as processes
 from kernbench.processes.joined import Company, Joined
 from kernbench.processes.program import join
 from kernbench.processes.seat import Seat
+from kernbench.processes.timekeeper import Timekeeper
 from kernbench.runtime_api.distributed import Distributed
 from kernbench.runtime_api.process_context import ProcessContext
 from kernbench.simulation.active_simulation import activate
@@ -193,21 +194,24 @@ class Multiprocessing:
         optimizers.open()
         self._distributed.open(environment.groups)
 
-    def serve(self, by_rank: Mapping[int, Joined], launcher: int, until: ExitStack) -> None:
+    def serve(
+        self, by_rank: Mapping[int, Joined], launcher: int, until: ExitStack, keeper: Timekeeper | None = None
+    ) -> None:
         """Run a world whose ranks are processes that another launcher has started and that have joined, until all have ended.
 
         Args:
             launcher: a descriptor of what has started them, readable when that has ended.
             until: when it is closed, those that are left are ended.
+            keeper: keeps the time of processes that are no ranks.
 
         Raises:
             SpawnException: one or more ranks raised.
         """
-        simulation, company = self._simulation, Company(by_rank, launcher)
+        simulation, company = self._simulation, Company(by_rank, launcher, keeper)
         until.callback(company.close)
         self._open_hosts(len(by_rank), simulation.now())
         self._open(Environment(self._devices))
-        bodies = processes.relay(simulation, company)
+        bodies = processes.relay(simulation, company, keeper)
         simulation.scheduler.start(bodies, isolation="process", indices=list(by_rank))
         try:
             simulation.world.run()

@@ -45,6 +45,7 @@ class Drain:
         release: lets those go on that others were to go before (:class:`.GivingWay`); false if
             there are none, or if it is not yet time: ``idle`` says that nothing else can happen. None: no rank gives way.
         await_absent: waits for those that wait for what the simulation does not see; false if none does. None: none can.
+        hold: called before time moves: whether a rank can go on at this time that waits for what the simulation does not see.
     """
 
     title: str
@@ -62,6 +63,7 @@ class Drain:
     def __post_init__(self) -> None:
         self.release: Release | None = None
         self.await_absent: Callable[[], bool] | None = None
+        self.hold: Callable[[], bool] | None = None
         self.waits.drive_until = self.until
         self.polls.drain = self.pending
         self.polls.report_deadlock = self.tell_deadlock
@@ -92,6 +94,8 @@ class Drain:
         """Do the next thing that can be done; False if nothing can."""
         ran = self.executor.flush(self.engine.now)
         if self.waits.resume_done() or self.matcher.start_matched() or ran or self.signal_timing.settle():
+            return True
+        if self.hold is not None and self.hold():
             return True
         self.polls.schedule()
         upcoming = self.engine.next_event

@@ -87,7 +87,17 @@ def _join(torch: Any) -> None:
     _of_kernbench("runtime_api.joining").at_import_of_torch(_generators)
 
 
-_THEN: dict[str, Callable[[Any], None]] = {"random": _note_random, "numpy.random": _note_numpy, "torch": _join}
+def _accompany(module: Any) -> None:
+    """It talks to other processes: it lives in virtual time, with them."""
+    _of_kernbench("processes.companion_waits").begin(module)
+
+
+_TALKS = ("zmq", "aiohttp", "uvicorn", "uvloop")
+"""Packages by which processes talk to others, as a server's do."""
+
+_THEN: dict[str, Callable[[Any], None]] = {
+    "random": _note_random, "numpy.random": _note_numpy, "torch": _join, **dict.fromkeys(_TALKS, _accompany),
+}  # fmt: skip
 """What is done when a module has been imported."""
 
 

@@ -47,6 +47,10 @@ PATIENCE = 20
 """Looks for which what has come from outside waits for what was expected before it, so that its order is the program's."""
 
 
+LOOKED_AT = "memory that it looks at"
+"""What a thread waits for that looks again and again at what another process may write."""
+
+
 class Coming(NamedTuple):
     """What comes from a thread that has no turn.
 

@@ -34,6 +34,8 @@ RELIES_ON = (
         ))
         for owner in _OWNERS
     ),
+    Reliance("torch.cuda._is_compiled", "programs ask before they count GPUs by the next"),
+    Reliance("torch.cuda._device_count_nvml", "they count GPUs by it without using one"),
     Reliance("torch.cuda._lazy_init", "the first use of a GPU calls it, also from C++"),
 )  # fmt: skip
 
@@ -92,6 +94,8 @@ def _told(waiting: _Waiting, properties: Mapping[str, Any] | None, cuda: str | N
     for owner in (torch.cuda, torch.accelerator):
         yield owner, "is_available", lambda: bool(waiting.visible)
         yield owner, "device_count", lambda: len(waiting.visible)
+    yield torch.cuda, "_is_compiled", lambda: cuda is not None and not _asks_for_torch(sys._getframe(1))
+    yield torch.cuda, "_device_count_nvml", lambda: len(waiting.visible)
     yield torch.cuda, "set_device", waiting.set_device
     yield torch.cuda, "current_device", lambda: waiting.device or 0
     yield torch.cuda, "_lazy_init", waiting.use
@@ -102,6 +106,11 @@ def _told(waiting: _Waiting, properties: Mapping[str, Any] | None, cuda: str | N
         yield owner, "is_mpi_available", lambda: True
     for name in ("set_device_index", "set_device_idx"):
         yield torch.accelerator, name, waiting.set_device
+
+
+def _asks_for_torch(frame: Any) -> bool:
+    """Whether a module of torch's asks, which is about to import what only builds for CUDA have."""
+    return str(frame.f_globals.get("__name__")).partition(".")[0] == "torch"
 
 
 def _let_load_nvml() -> None:

@@ -18,13 +18,11 @@ import timeit
 from collections.abc import Callable
 from typing import Any
 
+from kernbench.defaults import EPOCH
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.patches import Patches
 
 from . import polled_processes
-
-EPOCH = 1_577_836_800.0
-"""``time.time()`` at virtual time 0: the first second of 2020, UTC."""
 
 READ_COST = 50e-9
 """Seconds that one look at a clock takes."""

@@ -25,7 +25,7 @@ from kernbench.sim_engine.operation import COMPUTE_STREAM
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.time.rank_threads import Notice, RankThreads
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.rank_state import event_loops, thread_waits
+from kernbench.torch_backend.rank_state import event_loops, socket_waits, thread_waits
 from kernbench.torch_backend.relies_on import Reliance
 
 c10d: Any = torch.distributed.distributed_c10d
@@ -80,6 +80,7 @@ class SideThreads:
         patches.set(_WorkItem, "run", _runs())
         thread_waits.install(patches, self._threads)
         event_loops.install(patches, self._threads)
+        socket_waits.install(patches)
 
     def finish(self, rank: int) -> None:
         """At the end of a rank's program, as Python does at its end: wait for threads that are no daemons, and for what pools

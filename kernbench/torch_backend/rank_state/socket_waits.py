@@ -1,49 +1,126 @@
-"""Where a rank waits on ZeroMQ's sockets for another rank: the others go on meanwhile.
+"""Where a rank waits on ZeroMQ's sockets for another process, or looks again and again at what that may write.
 
 Serving engines set up their queues over such sockets (``pyzmq``), within one node. Who is at the other end a socket does not
 say, so every wait that could last gives the turn away: the rank is back when the others cannot go on without it, no earlier in
-virtual time than they have got to. A limit of such a wait is the machine's time.
+virtual time than they have got to. A limit of such a wait is the machine's time. A loop that asks a socket in vain, or gives
+the core away (``os.sched_yield``) between looks at shared memory, gives its turn away, too.
 """
 
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from typing import Any
 
-from kernbench.scheduler.crew import is_in_rank, is_outside
+from kernbench.scheduler.carrier import current_carrier
+from kernbench.scheduler.crew import acting_crew, current_member, is_in_rank, is_outside
 from kernbench.simulation.active_simulation import current_simulation
+from kernbench.simulation.simulation import Simulation
+from kernbench.simulation.time.rank_threads import LOOKED_AT
 from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.relies_on import Reliance
 
 SOCKETS, POLLERS = "zmq.sugar.socket", "zmq.sugar.poll"
 """Modules of pyzmq whose classes wait."""
 
+RELIES_ON = (Reliance("os.sched_yield", "a loop that looks at shared memory calls it between two looks"),)
+
 _DONT_WAIT = 1
 """``zmq.DONTWAIT``, of the wire protocol's library."""
 
+_ONLY_CLOCKS = 1e-6
+"""Seconds between two looks in which a rank has done nothing but ask what time it is."""
+
+_LOOKS = 2
+"""Looks in a row that find nothing, after which a rank is taken to wait."""
+
+
+def install(patches: Patches) -> None:
+    """``os.sched_yield``."""
+    stock = os.sched_yield
+
+    @functools.wraps(stock)
+    def sched_yield() -> None:
+        simulation = _of_a_rank()
+        if simulation is None:
+            stock()
+        else:
+            _look_later(simulation)
+
+    patches.set(os, "sched_yield", sched_yield)
+
 
 def install_sockets(patches: Patches, module: Any) -> None:
-    """``recv`` of a socket, by which its other receiving methods receive."""
+    """``recv`` of a socket, by which its other receiving methods receive, and ``send``."""
     socket: Any = module.Socket
-    patches.set(
-        socket, "recv", _given_away(socket.recv, "a message", lambda flags=0, *_, **__: bool(flags & _DONT_WAIT))
-    )
+    patches.set(socket, "recv", _looking(socket.recv, lambda flags=0, *_, **__: bool(flags & _DONT_WAIT)))
+    if hasattr(socket, "send"):
+        patches.set(socket, "send", _in_time(socket.send))
 
 
 def install_pollers(patches: Patches, module: Any) -> None:
     """``poll`` of a poller, by which a socket's own polls."""
     poller: Any = module.Poller
-    patches.set(poller, "poll", _given_away(poller.poll, "a message", lambda timeout=None: timeout == 0))
+    patches.set(poller, "poll", _looking(poller.poll, lambda timeout=None: timeout == 0, found=bool))
 
 
-def _given_away(stock: Callable[..., Any], awaits: str, over: Callable[..., bool]) -> Callable[..., Any]:
-    """A method that waits for what other ranks do, unless it is ``over`` at once."""
+def _of_a_rank() -> Simulation | None:
+    """The simulation of the rank that asks; None if it is none, or cannot wait, as a thread that takes no turns."""
+    simulation = current_simulation()
+    if simulation is None or not is_in_rank() or is_outside():
+        return None
+    if acting_crew() is None and current_member() is not None:
+        return None
+    return simulation if simulation.world.apart or current_carrier() is not None else None
+
+
+def _look_later(simulation: Simulation) -> None:
+    """Look again when others have done something. That it has looked at a clock since it looked last takes no time."""
+    host = simulation.hosts.current()
+    if host.clock - host.looked_at < _ONLY_CLOCKS:
+        host.clock = host.looked_at
+    simulation.threads.outside(LOOKED_AT, lambda: None)
+    host.looked_at = host.clock
+
+
+def _looking(
+    stock: Callable[..., Any], over: Callable[..., bool], found: Callable[[Any], bool] = lambda _: True
+) -> Callable[..., Any]:
+    """A method that waits for what others do, or only looks (``over``) whether they have done it, which ``found`` says."""
+    in_vain: dict[int, tuple[int, float]] = {}
 
     @functools.wraps(stock)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        simulation = current_simulation()
-        if simulation is None or not is_in_rank() or is_outside() or over(*args, **kwargs):
+        simulation = _of_a_rank()
+        if simulation is None:
             return stock(self, *args, **kwargs)
-        return simulation.threads.outside(awaits, functools.partial(stock, self, *args, **kwargs))
+        if not over(*args, **kwargs):
+            return simulation.threads.outside("a message", functools.partial(stock, self, *args, **kwargs))
+        host, came = simulation.hosts.current(), False
+        try:
+            given = stock(self, *args, **kwargs)
+            came = found(given)
+            return given
+        finally:
+            looks, clock = in_vain.get(host.rank or 0, (0, host.clock))
+            looks = 0 if came or host.clock > clock else looks + 1
+            if looks > _LOOKS:
+                looks = 0
+                _look_later(simulation)
+            in_vain[host.rank or 0] = looks, host.clock
+
+    return method
+
+
+def _in_time(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """A method by which a rank tells others something, no earlier than its own time."""
+
+    @functools.wraps(stock)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        simulation = _of_a_rank()
+        if simulation is not None:
+            simulation.waits.sleep(0.0)
+        return stock(self, *args, **kwargs)
 
     return method

@@ -1,0 +1,288 @@
+"""Processes of a command that are no ranks and live in its virtual time: clients, servers, schedulers of serving engines."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from multiprocessing import Pipe
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernbench.processes.stillness import Stillness
+from kernbench.processes.timekeeper import Timekeeper
+
+RUN = [sys.executable, "-m", "kernbench", "run", "--no-data", "--system", "dgx_h100", "--no-summary", "--"]
+ENVIRON = {name: value for name, value in os.environ.items() if name != "CI"}
+
+# A server's process: it works on the GPU for 20 products, says when it began and ended, and goes on until it hears "".
+RANK = """
+import time
+
+def products(count):
+    import torch
+    begin = time.perf_counter()
+    for _ in range(count):
+        products.x @ products.x
+    torch.cuda.synchronize()
+    return begin, time.perf_counter()
+
+def begin_rank():
+    import torch, torch.distributed as dist
+    dist.init_process_group("nccl", "tcp://localhost:29531", rank=0, world_size=1)
+    products.x = torch.empty(8192, 8192, device="cuda", dtype=torch.bfloat16)
+"""
+
+PIPES = """
+import multiprocessing as mp, os, sys, threading, time
+import aiohttp
+from rank import begin_rank, products
+
+def serve(pipe):
+    begin_rank()
+    pipe.send("ready")
+    while (said := pipe.recv()):
+        pipe.send(products(said))
+
+if __name__ == "__main__":
+    mine, theirs = mp.Pipe()
+    server = mp.get_context("spawn").Process(target=serve, args=(theirs,))
+    server.start()
+    mine.recv()
+    seen = []
+    for pause in (0.5, 0.001):
+        time.sleep(pause)
+        asked = time.perf_counter()
+        mine.send(20)
+        in_time = mine.poll(0.01)
+        at = time.perf_counter()
+        began, ended = mine.recv()
+        seen.append((in_time, at - asked, began - asked, ended - asked, time.perf_counter() - asked))
+    mine.send(0)
+    server.join()
+    print(seen)
+"""
+
+SHARED_MEMORY = """
+import multiprocessing as mp, os, time
+from multiprocessing.shared_memory import SharedMemory
+import aiohttp
+from rank import begin_rank, products
+
+def serve(name, ready):
+    memory = SharedMemory(name)
+    begin_rank()
+    ready.set()
+    for turn in range(1, 4):
+        while memory.buf[0] != turn:
+            os.sched_yield()
+        products(10)
+        memory.buf[1] = turn
+
+if __name__ == "__main__":
+    memory = SharedMemory(create=True, size=2)
+    ready = mp.get_context("spawn").Event()
+    server = mp.get_context("spawn").Process(target=serve, args=(memory.name, ready))
+    server.start()
+    ready.wait()
+    seen = []
+    for turn in range(1, 4):
+        asked = time.perf_counter()
+        memory.buf[0] = turn
+        while memory.buf[1] != turn:
+            os.sched_yield()
+        seen.append(time.perf_counter() - asked)
+        time.sleep(0.1)
+    server.join()
+    memory.close(); memory.unlink()
+    print(seen)
+"""
+
+SOCKETS = """
+import asyncio, multiprocessing as mp, random, sys, time
+import aiohttp
+from rank import begin_rank, products
+
+def work(pipe):
+    begin_rank()
+    pipe.send("ready")
+    while (said := pipe.recv()):
+        products(said)
+        pipe.send("done")
+
+async def serve(pipe):
+    async def answer(reader, writer):
+        while (line := await reader.readline()):
+            async with one:
+                pipe.send(int(line))
+                await asyncio.to_thread(pipe.recv)
+            writer.write(line)
+            await writer.drain()
+        writer.close()
+    one = asyncio.Lock()
+    return await asyncio.start_server(answer, "127.0.0.1", 0)
+
+async def ask(port, at, count):
+    await asyncio.sleep(at)
+    begin = time.perf_counter()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(b"%d\\n" % count)
+    try:
+        await asyncio.wait_for(reader.readline(), 0.045)
+        late = False
+    except asyncio.TimeoutError:
+        late = True
+    writer.close()
+    return round(begin - at, 9), late, round(time.perf_counter() - begin, 9)
+
+async def main():
+    mine, theirs = mp.Pipe()
+    worker = mp.get_context("spawn").Process(target=work, args=(theirs,))
+    worker.start()
+    mine.recv()
+    server = await serve(mine)
+    port = server.sockets[0].getsockname()[1]
+    begin = time.perf_counter()
+    found = await asyncio.gather(*[ask(port, at, 20) for at in (0.0, 0.1, 0.11, 0.12)])
+    print([(a - begin, *rest) for a, *rest in found])
+    await asyncio.sleep(1)
+    mine.send(0)
+    worker.join()
+
+if __name__ == "__main__":
+    asyncio.run(main())
+"""
+
+LIMITS = """
+import aiohttp, asyncio, queue, select, selectors, subprocess, threading, time
+from concurrent.futures import ThreadPoolExecutor
+
+def took(call, *args):
+    begin = time.monotonic()
+    try:
+        call(*args)
+    except (queue.Empty, subprocess.TimeoutExpired):
+        pass
+    return time.monotonic() - begin
+
+waits = [
+    took(time.sleep, 100), took(threading.Event().wait, 200), took(lambda: queue.Queue().get(timeout=300)),
+    took(lambda: asyncio.run(asyncio.sleep(400))), took(lambda: selectors.DefaultSelector().select(500)),
+    took(lambda: threading.Timer(600, print).run()), took(lambda: threading.Semaphore(0).acquire(timeout=700)),
+]
+with ThreadPoolExecutor(3) as pool:
+    waits.append(took(lambda: list(pool.map(time.sleep, (800, 700, 600)))))
+event = threading.Event()
+threading.Timer(50, event.set).start()
+waits.append((event.wait(1000), took(event.wait, 1000)))
+print([waits, round(time.time())])
+"""
+
+
+def _run(tmp_path: Path, script: str, **more: str) -> Any:
+    (tmp_path / "aiohttp.py").write_text("'A package by which processes talk to others.'")
+    (tmp_path / "rank.py").write_text(RANK)
+    (tmp_path / "script.py").write_text(script)
+    environ = {**ENVIRON, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.getcwd()]), **more}
+    found = subprocess.run(
+        [*RUN, sys.executable, "script.py"], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=600
+    )
+    assert (found.returncode, found.stderr) == (0, "")
+    return ast.literal_eval(found.stdout)
+
+
+def test_a_client_waits_for_a_rank_in_virtual_time(tmp_path: Path) -> None:
+    for in_time, at, began, ended, answered in _run(tmp_path, PIPES):
+        assert not in_time, "its limit has passed before the rank had ended"
+        assert at == pytest.approx(0.01, abs=1e-6)
+        assert began == pytest.approx(0.0, abs=1e-5)
+        assert answered == pytest.approx(ended, abs=1e-5)
+        assert 0.02 < ended < 0.04, "20 products of 1.1e12 operations each, at 6 to 8e14 a second"
+
+
+def test_loops_that_look_at_shared_memory(tmp_path: Path) -> None:
+    took = _run(tmp_path, SHARED_MEMORY)
+    assert max(took) - min(took) < 1e-4
+    assert 0.01 < took[0] < 0.02
+
+
+def test_a_server_over_sockets_and_its_clients(tmp_path: Path) -> None:
+    first = _run(tmp_path, SOCKETS)
+    assert [at for at, _, _ in first] == pytest.approx([0.0, 0.0, 0.0, 0.0], abs=1e-6)
+    alone = first[0][2]
+    assert 0.02 < alone < 0.04
+    assert [late for _, late, _ in first] == [False, False, True, True]
+    assert first[1][2] == pytest.approx(alone, abs=1e-5)
+    assert first[2][2] == first[3][2] == pytest.approx(0.045)
+    assert _run(tmp_path, SOCKETS) == first
+
+
+def test_limits_of_waits_are_virtual(tmp_path: Path) -> None:
+    *waits, (told, after), now = _flat(_run(tmp_path, LIMITS))
+    assert waits == pytest.approx([100, 200, 300, 400, 500, 600, 700, 800], abs=1e-6)
+    assert (told, after) == (True, 0.0)
+    assert now == 1_577_836_800 + 3600 + 50
+
+
+def _flat(found: Any) -> list[Any]:
+    waits, now = found
+    return [*waits, now]
+
+
+def test_stillness() -> None:
+    mine, theirs = Pipe()
+    script = "import sys\nwhile (line := sys.stdin.readline()):\n  while line == 'spin\\n': pass"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, text=True) as process:
+        stillness = Stillness(lambda: [process.pid])
+        try:
+            _await(lambda: stillness.at_work() == 0)
+            assert process.stdin is not None
+            process.stdin.write("spin\n")
+            process.stdin.flush()
+            _await(lambda: stillness.at_work() == process.pid)
+            assert {stillness.at_work() for _ in range(20)} == {process.pid}
+        finally:
+            process.kill()
+    assert stillness.at_work() == 0
+    mine.close()
+    theirs.close()
+
+
+def test_children_count(tmp_path: Path) -> None:
+    with subprocess.Popen(
+        ["sh", "-c", "while :; do :; done & echo $!; wait"], stdout=subprocess.PIPE, text=True
+    ) as shell:
+        assert shell.stdout is not None
+        child, stillness = int(shell.stdout.readline()), Stillness(lambda: [shell.pid])
+        try:
+            _await(lambda: stillness.at_work() == child)
+        finally:
+            os.kill(child, 9)
+
+
+def _await(true: Any) -> None:
+    while not true():
+        pass
+
+
+def test_who_does_not_know_the_key_is_not_heard() -> None:
+    from socket import AF_UNIX, SOCK_SEQPACKET, socket
+
+    from kernbench.processes.companion import CALL, TIMER
+    from kernbench.sim_engine import GraphEngine
+    from kernbench.topology import resolve_topology
+
+    keeper = Timekeeper(GraphEngine(resolve_topology("dgx_h100").topology_obj), print)
+    name, key, _ = next(iter(keeper.variables.values())).split(" ")
+    for shown, active in (("0" * len(key), False), (key, True)):
+        with socket(AF_UNIX, SOCK_SEQPACKET) as end:
+            end.connect("\0" + name)
+            end.send(shown.encode())
+            end.send(CALL.pack(TIMER, 1, 5.0))
+            keeper.take()
+            keeper.take()
+            assert keeper.active is active
+    keeper.close()
