@@ -18,6 +18,7 @@ _QUERIES = 128  # rows of one block, where a generation says nothing else
 _NARROW = 64  # head dimensions whose softmax takes longer beside so few products
 _WIDE = 128  # head dimensions beyond which less fits beside them
 _TAIL = 0.5  # of a causal block that sees all keys, by which PEs end apart: those blocks are up to twice as long as the mean
+_PRODUCTS_OF_FP32 = 3  # in TF32, of high and low parts, by which the memory-efficient kernel multiplies fp32 (CUTLASS)
 _START = 4.0 * US  # filling the pipeline of one block, and writing it back
 
 
@@ -94,12 +95,18 @@ def attention_parts(
     if variant not in generation.attention:
         raise ConfigError(f"attention: no variant {variant!r}; known: {', '.join(generation.attention)}")
     values = value_dim or head_dim
+    if variant == "efficient":
+        head_dim, values = max(head_dim, _NARROW), max(values, _NARROW)  # tiles are no narrower [H]
     share = generation.attention[variant][gradient]
     if head_dim <= _NARROW:
         share *= generation.attention_narrow
     elif head_dim > _WIDE:
         share *= generation.attention_wide[gradient]
     rate = spec.matrix_rate(dtype) * share / spec.pes
+    if variant == "efficient" and dtype == "fp32" and spec.matrix.tf32 is not None:
+        # so much to multiply that a gradient loses no more than what it is the gradient of [H]
+        share *= generation.attention[variant][False] / generation.attention[variant][gradient]
+        rate = spec.matrix_rate("tf32") / _PRODUCTS_OF_FP32 * share / spec.pes
     rows = _QUERIES if gradient else generation.attention_rows.get(variant, _QUERIES)
     most = keys if window is None else min(keys, window + rows)
     if seen is None:

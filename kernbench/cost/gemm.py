@@ -46,6 +46,12 @@ _EDGE = 9.4  # operand rows of 16-bit data whose shared-memory traffic costs as 
 _SPLIT_TRAFFIC = 1.3  # passes of fp32 parts over the cache
 _MISALIGNED_LOADS = 1.3  # rows that do not start on 16 bytes
 _MEMORY_START = 0.5 * US
+_SMALL = (
+    64  # rows and columns up to which one block computes a product of a batch, several of which are on a PE at once
+)
+_SMALL_TILE = 32
+_SMALL_BLOCK = 0.42 * US  # of a PE for one of those, at an H100's clock [H]: kernbench.programs.gpu_times
+_H100_CLOCK = 1.83e9
 
 
 def kernels_of(device: DeviceSpec) -> GemmKernels:
@@ -198,7 +204,8 @@ def _fastest(
     read = read + b * m * n * held
     moving = read / (copy * kernels.read_share) + b * m * n * result / (copy * kernels.store_share) + _MEMORY_START
 
-    misaligned = ((n * width) % 16 != 0) | ((k * width) % 16 != 0)
+    # vector units load numbers one by one, wherever rows start
+    misaligned = (((n * width) % 16 != 0) | ((k * width) % 16 != 0)) & (name not in ("fp32", "fp64"))
     adding = np.where(parts > 1, kernels.split + parts * b * m * n * 4 * _SPLIT_TRAFFIC / shared, 0.0)
     start = spec.launch.latency + kernels.start
     missing = rows * columns > kernels.largest
@@ -209,5 +216,12 @@ def _fastest(
     total = np.maximum(working * of_engines, moving * of_loads) + start + adding + exists
     best = np.argmin(total, axis=1)
     at = np.arange(best.size)
+    small = (m <= _SMALL) & (n <= _SMALL) & (b > pes)
+    if np.any(small):
+        each = np.ceil(m / _SMALL_TILE) * np.ceil(n / _SMALL_TILE) * b / pes
+        tile = 2 * _SMALL_TILE**2 * np.ceil(k / steps) * steps / (rate * tile_share(width / _SMALL_TILE))
+        lean = each * (_SMALL_BLOCK * _H100_CLOCK / spec.clock + tile)
+        lean = np.maximum(lean, moving.min(axis=1, keepdims=True)) * of_loads[:, :1] + spec.launch.latency
+        total = np.where(small, np.minimum(total, lean), total)
     seconds = total[at, best]
     return sustained(seconds, kernels), (moving > working)[at, best], _NAMES[best]

@@ -85,8 +85,17 @@ OPS: Mapping[str, OpKind] = {
     "selected": OpKind(1, 0, pace=1.6, memory=3.0, start=18 * US, each_row=0.6 * US, each=10e-12),  # [H]
     "scan": OpKind(1, 1, pace=0.3, memory=3.0, ceiling=0.26, start=4.5 * US),  # [H]
     "pool": OpKind(1, 1, pace=0.3, memory=3.0, ceiling=0.3),  # [H]
-    "batch_norm": OpKind(2, 1, pace=0.42, memory=3.0, ceiling=0.38, start=2 * US),  # [H]
-    "group_norm": OpKind(2, 1, pace=0.36, memory=3.0, ceiling=0.38, start=2 * US),  # [H]
+    "batch_norm": OpKind(2, 1, pace=0.42, memory=3.0, ceiling=0.38, start=2 * US),  # [H], of bf16 with channels last
+    "group_norm": OpKind(2, 1, pace=0.68, memory=3.0, ceiling=0.68, start=3 * US, by_element=True),  # [H]
+    "transform": OpKind(1, 1, pace=0.8, memory=3.0, ceiling=0.62, start=2 * US),  # of Fourier [H]
+    "histogram": OpKind(1, 0, pace=1.6, memory=3.0, start=2 * US, each=7e-12),  # [H]
+    "searched": OpKind(1, 1, pace=1.6, memory=3.0, each=39e-12),  # [H]: a million of them in 65,536
+    "ranked": OpKind(1, 0, pace=1.6, memory=3.0, start=18 * US, each=22e-12),  # the k-th, the median [H]
+    "mirrored": OpKind(1, 1, pace=1.6, memory=3.0, each=5.9e-12),  # [H]
+    "shuffled": OpKind(1, 1, pace=1.6, memory=3.0, each=3.2e-12),  # [H]
+    "unfolded": OpKind(0.1, 1, pace=1.6, memory=3.0, each=3.6e-12),  # windows of pixels [H]
+    "folded": OpKind(1, 0.1, pace=1.6, memory=3.0, each=8.9e-12),  # windows that are added up [H]
+    "bags": OpKind(1, 1, pace=0.7, memory=3.0, ceiling=0.65, start=0.7 * US),  # rows added up [H]
     "unary": OpKind(1, 1, pace=1.6, memory=3.0),
     "stepped": OpKind(1, 1, pace=1.6, memory=3.0, ceiling=0.89),  # fused steps of optimizers [H]
     "binary": OpKind(2, 1, pace=1.63, memory=3.0, ceiling=1.08),
@@ -137,7 +146,7 @@ _BINARY = frozenset(
     {"add", "sub", "mul", "div"}
 )  # by name alone they are of two tensors, other pointwise operators of one
 _LAUNCHED = (Kind.COMPUTE, Kind.TRANSFER)
-_PACED = (Model.TRAFFIC, Model.ROWS)
+_PACED = (Model.TRAFFIC, Model.ROWS, Model.BATCH_NORM)
 
 _H100_CLOCK = 1.83e9
 _H100_LANES = 132 * _H100_CLOCK

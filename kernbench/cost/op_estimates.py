@@ -17,8 +17,10 @@ from math import ceil, prod
 from typing import Any
 
 from kernbench.cost.attention import attention_time
+from kernbench.cost.batch_norms import batch_norm_time
 from kernbench.cost.by_values import CallOperands
-from kernbench.cost.convolutions import Convolution, convolution_time
+from kernbench.cost.convolution_shapes import Convolution
+from kernbench.cost.convolutions import convolution_time
 from kernbench.cost.devices import resolve_device
 from kernbench.cost.estimate import Estimate
 from kernbench.cost.gemm import gemm_time, kernels_of
@@ -28,8 +30,9 @@ from kernbench.cost.memory_bound import OPS, start_of, traffic_time
 from kernbench.cost.operands import Operand, Operands, Shape, Shapes, everything, nbytes_of
 from kernbench.cost.operator import Kind, Model, Operator
 from kernbench.cost.operators import find, qualified
+from kernbench.cost.pools import pool_time
 from kernbench.cost.registry import OperatorCost, registered, seeing_values, supplied, tell_changes
-from kernbench.cost.row_kernels import softmax_time
+from kernbench.cost.row_kernels import softmax_time, table_gradient_time
 from kernbench.cost.unmodelled import Unmodelled
 from kernbench.cost.work import Cost
 from kernbench.topology.device import DeviceSpec
@@ -40,12 +43,18 @@ Tensors = tuple[tuple[Shape, Any], ...]
 """Shape and dtype of each tensor."""
 
 CHANNELS_LAST = "channels last"
-"""The layout of a convolution whose pixels have their channels beside each other."""
+"""The layout of images whose pixels have their channels beside each other."""
+
+SPREAD = "spread"
+"""What is said besides of a convolution whose filters are dilated by more than 8."""
 
 _FREE = Estimate(0.0, 0.0, 0.0, "view")
 _NO_LAUNCH = (Kind.VIEW, Kind.METADATA, Kind.ALLOCATION)
 _UNKNOWN = Operator()  # every operand is read and every result written, once
 _PANEL = 64  # columns of a matrix that a factorisation finishes before it goes on with the rest: two launches
+_BY_INPUT = ("reduce", "extreme", "indexed", "ranked", "histogram", "folded")
+"""Kinds of kernels that pass over what they are given, of which they make less."""
+_H100_CLOCK = 1.83e9
 _UNMEASURED = (0.5, 2.0)  # of an estimate by operations, within which the true time is taken to lie
 
 
@@ -110,7 +119,7 @@ def _by_traffic(
     whole = of_result or of_input
     assert whole is not None
     pace = row.pace
-    if pace in ("reduce", "extreme", "indexed"):
+    if pace in _BY_INPUT:
         whole = of_input or whole
         made = made or [Operand((), whole.format)]
         pace = _reduction_pace(pace, whole.shape, made[0].shape)
@@ -120,9 +129,12 @@ def _by_traffic(
         pace = "mixed"  # values become wider; becoming narrower, they are copied as fast as others [H]
     moved = (row.traffic or everything)(given, made or [whole])
     kind = OPS[pace]
+    rows = whole.shape
+    if pace == "reduce" and prod(made[0].shape):  # a row is what one result is of, in however many dimensions it lies
+        rows = (prod(made[0].shape), ceil(prod(whole.shape) / prod(made[0].shape)))
     if kind.by_element:
         moved *= max(1.0, 4 * prod(whole.shape) / max(whole.nbytes, 1))
-    return traffic_time(device, kind, whole.shape, moved, cold=cold)
+    return traffic_time(device, kind, rows, moved, cold=cold)
 
 
 def _reduction_pace(pace: str, shape: Shape, result: Shape) -> str:
@@ -182,7 +194,7 @@ def _by_convolution(row: Operator, given: Operands, made: Operands, device: Devi
     shapes = [operand.shape for operand in given]
     image, weight = shapes[row.gradient : row.gradient + 2]
     result = shapes[0] if row.gradient else made[0].shape
-    what = Convolution.of(image, weight, result, row.channels_last)
+    what = Convolution.of(image, weight, result, row.channels_last, row.spread)
     if what is None:
         return None
     wanted = ["result"]
@@ -233,6 +245,23 @@ def _batched(shape: Shape, given: Operands, row: Operator) -> Shape:
     return (max(bounds - 1, 1), ceil(shape[0] / max(bounds - 1, 1)), *shape[1:])
 
 
+def _by_batch(row: Operator, given: Operands, made: Operands, device: DeviceSpec, flag: bool) -> Estimate | None:
+    if device.target.backend != "cuda" or len(given[0].shape) < 2:
+        return None
+    return batch_norm_time(
+        device, given[row.gradient and len(given) > 1], gradient=row.gradient, evaluated=flag or row.evaluated,
+        channels_last=row.channels_last,
+    )  # fmt: skip
+
+
+def _by_pool(row: Operator, given: Operands, made: Operands, device: DeviceSpec, flag: bool) -> Estimate:
+    return pool_time(device, row.variant, given, made, gradient=row.gradient, channels_last=row.channels_last)
+
+
+def _by_table(row: Operator, given: Operands, made: Operands, device: DeviceSpec, flag: bool) -> Estimate | None:
+    return table_gradient_time(device, given, made) if made and len(given) > 1 else None
+
+
 def _by_rows(row: Operator, given: Operands, made: Operands, device: DeviceSpec, flag: bool) -> Estimate:
     return softmax_time(device, given, made, gradient=row.gradient)
 
@@ -248,7 +277,8 @@ def _by_work(row: Operator, given: Operands, made: Operands, device: DeviceSpec,
     steps = 2 * ceil(side / _PANEL)
     moved = everything(given, made)
     computing, moving = flops / rate, moved / device.hbm_copy_bandwidth
-    seconds = start_of(device, False) * max(steps, 1) + max(computing, moving)
+    waiting = side * row.column * _H100_CLOCK / device.clock
+    seconds = start_of(device, False) * max(steps, 1) + max(computing + waiting, moving)
     low, high = (seconds * share for share in _UNMEASURED)
     return Estimate(
         seconds, low, high, "compute" if computing > moving else "memory", "", moved / seconds, moved / seconds
@@ -259,6 +289,9 @@ _MODELS: Mapping[Model, Callable[[Operator, Operands, Operands, DeviceSpec, bool
     Model.ROWS: _by_rows,
     Model.PRODUCT: _by_products,
     Model.ATTENTION: _by_attention,
+    Model.BATCH_NORM: _by_batch,
+    Model.POOL: _by_pool,
+    Model.TABLE_GRADIENT: _by_table,
     Model.WORK: _by_work,
 }
 
@@ -368,14 +401,16 @@ class OpCosts:
 
     def is_known(self, name: str) -> bool:
         """Whether anything says what an operator costs: others are counted, at each call."""
-        return find(name) is not None or self.stated(name) is not None
+        row = find(name)
+        return (row is not None and not row.guessed) or self.stated(name) is not None
 
     def of(self, name: str, inputs: Tensors, outputs: Tensors, *, flag: bool = False, layout: str = "") -> Cost:
         """The cost of an operation called ``name``; ``inputs``, ``outputs``: ``(shape, dtype)`` of each tensor.
 
         A dtype is whatever ``str`` names: torch's own, or a name. ``flag``: of an attention, it is causal; of a product in
-        eight bits, its sums are kept in 32 bits; of one of fp32, it may be computed in TF32. ``layout``: of a copy,
-        ``"transpose"`` (rows become columns), ``"strided"`` (one of both has gaps), or nothing.
+        eight bits, its sums are kept in 32 bits; of one of fp32, it may be computed in TF32; of a batch norm, it is not
+        trained. ``layout``: of a copy, ``"transpose"`` (rows become columns), ``"strided"`` (one of both has gaps), or nothing;
+        of images :data:`CHANNELS_LAST` or another, with :data:`SPREAD`.
         """
         flat = (name, flag, layout, len(inputs), *(part for tensor in (*inputs, *outputs) for part in tensor))
         cost = self._known.get(flat)
@@ -417,8 +452,8 @@ class OpCosts:
             cost = self._known[key] = stated.priced(given, made, self._device)
             return cost
         row = find(name) if stated is None else find(stated.like)
-        if layout and row is not None and row.convolves:
-            row = replace(row, channels_last=layout == CHANNELS_LAST)
+        if layout and row is not None and row.images:
+            row = replace(row, channels_last=CHANNELS_LAST in layout, spread=SPREAD in layout)
         elif layout and row is not None and row.pace == "copy":
             row = replace(row, kind=Kind.COMPUTE, pace=layout)
         found = _estimate(row or _UNKNOWN, given, made, self._device, flag, self._cold)
@@ -434,7 +469,7 @@ class OpCosts:
         )
         if kind == "attention" and row is not None and (drawn := generation_of(self._device).draw) is not None:
             cost = replace(cost, draw=drawn.attention.get(row.variant, 0.0))
-        if row is None:
+        if row is None or row.guessed:
             self.unmodelled.note(qualified(name))  # and is not kept, so that each call is counted
         else:
             self._known[key] = cost

@@ -34,6 +34,9 @@ class Model(Enum):
     TRAFFIC = "traffic"  # memory_bound: bytes, at the pace of a kind of kernel
     PRODUCT = "product"  # gemm
     ATTENTION = "attention"
+    BATCH_NORM = "batch norm"
+    POOL = "pool"  # pools: images that become smaller or larger
+    TABLE_GRADIENT = "table gradient"  # row_kernels: rows that are added up where they came from
     WORK = "work"  # operations at a share of the device's rate, in dependent steps
 
 
@@ -54,7 +57,10 @@ class Operator:
         products: the matrix products that it is made of, from shapes of operands and results.
         multiplied: positions of the operands that are multiplied: their format selects the engine.
         convolves: whether the product is a convolution's.
-        channels_last: of one: whether the channels of a pixel are beside each other.
+        images: whether its time depends on how the channels of images lie.
+        channels_last: of images: whether the channels of a pixel are beside each other.
+        spread: of a convolution: whether its filters are dilated by more than 8.
+        evaluated: of a batch norm: whether it never takes statistics.
         adds: whether the first operand is added to the product.
         groups: whether a batch of products is one of groups, of which each has operands of its own.
         library: whose kernel it is (:mod:`kernbench.memory.workspaces`); ``""``: torch's own, or another's.
@@ -63,6 +69,8 @@ class Operator:
         share: of the device's peak that they reach.
         matrix: whether matrix engines do them.
         panels: whether it takes a matrix panel after panel, each waiting for the one before.
+        column: seconds of each column of a matrix, which waits for the one before, on an H100.
+        guessed: whether nothing but its bytes is known of it: it is named as such wherever it is met.
         sequence: dimension of an attention's operands that counts tokens; heads are in the other of the two.
         gradient: whether it is a gradient: of an attention five products instead of two, of a convolution one for each operand.
         variant: whose attention it is (:attr:`kernbench.cost.generations.Generation.attention`).
@@ -79,7 +87,10 @@ class Operator:
     products: Callable[[Shapes, Shapes], list[Product]] | None = None
     multiplied: tuple[int, ...] = (0, 1)
     convolves: bool = False
+    images: bool = False
     channels_last: bool = False
+    spread: bool = False
+    evaluated: bool = False
     adds: bool = False
     groups: bool = False
     library: str = ""
@@ -88,6 +99,8 @@ class Operator:
     share: float = 1.0
     matrix: bool = True
     panels: bool = False
+    column: float = 0.0
+    guessed: bool = False
     sequence: int = 2
     gradient: bool = False
     variant: str = "flash"

@@ -18,6 +18,13 @@ def gathered(given: Operands, made: Operands) -> float:
     return 2 * nbytes_of(made) + nbytes_of(given[1:])
 
 
+def gathered_by_bag(given: Operands, made: Operands) -> float:
+    """Of the first operand, a row for each of the indices that the second holds; the sums are written."""
+    width = given[0].nbytes / max(given[0].shape[0], 1) if given and given[0].shape else 0.0
+    rows = prod(given[1].shape) if len(given) > 1 else 0
+    return rows * width + nbytes_of(given[1:]) + nbytes_of(made)
+
+
 def gathered_for_first(given: Operands, made: Operands) -> float:
     """Of the second operand, as much is read as the first has."""
     return 2 * nbytes_of(given[:1]) + nbytes_of(given[2:]) + nbytes_of(made)

@@ -40,8 +40,11 @@ from kernbench.cost.operator_products import (
     of,
     packed_linear,
     recurrent,
+    recurrent_backward,
+    recurrent_launches,
     solved,
     trilinear,
+    trilinear_launches,
 )
 from kernbench.cost.operator_traffic import (
     as_log_of_sum,
@@ -50,6 +53,7 @@ from kernbench.cost.operator_traffic import (
     copied_and_scattered,
     first_result_copied,
     gathered,
+    gathered_by_bag,
     gathered_for_first,
     once_more_read,
     picked_one_by_one,
@@ -65,8 +69,10 @@ from kernbench.cost.scratch import (
     distances,
     efficient_gradient,
     flash_gradient,
+    layout_copies_of,
     like_result,
     log_sum_exp,
+    recurrent_states,
     reduced,
     sampled,
     sorted_rows,
@@ -106,16 +112,28 @@ def _works(
     return Operator(model=Model.WORK, flops=flops, share=share, matrix=matrix, panels=panels)
 
 
-def _factors(flops: Callable[[Shapes, Shapes], float], share: float) -> Operator:
-    return replace(_works(flops, share), library=SOLVER)
+def _pools(kind: str) -> Operator:
+    return Operator(model=Model.POOL, variant=kind, images=True)
+
+
+def _guessed(pace: str) -> Operator:
+    """Nothing but its bytes is known."""
+    return replace(_moves(pace), guessed=True)
+
+
+def _factors(flops: Callable[[Shapes, Shapes], float], share: float, column: float = 0.0) -> Operator:
+    """``column``: microseconds of each column, which waits for the one before [H]."""
+    return replace(_works(flops, share), library=SOLVER, column=column * 1e-6)
 
 
 _VIEW, _METADATA, _ALLOCATION, _HOST_READ = (
     Operator(kind) for kind in (Kind.VIEW, Kind.METADATA, Kind.ALLOCATION, Kind.HOST_READ)
 )
 _COPY = _moves("copy")
+_BATCH_NORM = Operator(model=Model.BATCH_NORM, pace="batch_norm", traffic=once_more_read, images=True, chosen=True)
 _POINTWISE = _moves("pointwise")
 _FACTORIZATION = 0.4  # of the peak: cuSOLVER's and MAGMA's LU, Cholesky and QR of large matrices
+_APART = 0.0045  # of the peak: kernels that take the coordinates of two points one by one [H]
 _DECOMPOSITION = 0.05  # eigenvalues and singular values: half of it are products of a matrix and a vector
 
 _ROWS: tuple[tuple[str, Operator], ...] = (
@@ -146,15 +164,21 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     ("_to_copy copy_", Operator(Kind.TRANSFER, pace="copy")),
     (
         """copy clone contiguous cat stack _stack repeat tile constant_pad_nd block_diag diag_embed
-        pixel_shuffle pixel_unshuffle channel_shuffle im2col col2im complex _coalesce _to_sparse _to_dense
+        complex _coalesce _to_sparse _to_dense
         sparse_mask _pin_memory lift_fresh_copy slice_scatter select_scatter diagonal_scatter as_strided_scatter
-        slice_backward select_backward diagonal_backward unfold_backward reflection_pad1d reflection_pad2d
-        reflection_pad3d replication_pad1d replication_pad2d replication_pad3d _foreach_copy fsdp::copy_ slice_inverse
+        slice_backward select_backward diagonal_backward unfold_backward _foreach_copy fsdp::copy_ slice_inverse
         narrow_copy lu_unpack _copy_from dequantize int_repr _convert_weight_to_int4pack _jagged_to_padded_dense
         _padded_dense_to_jagged _nested_from_padded_tensor nested_to_padded_tensor
         to_padded_tensor _nested_from_padded _nested_tensor_from_tensor_list""",
         _COPY,
     ),
+    (
+        """reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d replication_pad2d replication_pad3d""",
+        _moves("mirrored"),
+    ),
+    ("pixel_shuffle pixel_unshuffle channel_shuffle", _moves("shuffled")),
+    ("im2col", _moves("unfolded")),
+    ("col2im", _moves("folded")),
     # what FSDP copies in and out: a copy of where everything is, and one kernel; the host looks after the unit's parameters
     (
         "_chunk_cat fsdp::chunk_cat fsdp::chunk_cat_mixed_dtype split_with_sizes_copy fsdp::split_with_sizes_copy",
@@ -163,9 +187,10 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     ("_embedding_bag_per_sample_weights_backward", _moves("copy", gathered_for_first)),
     ("fsdp::all_gather_copy_in", _moves("copy", first_result_copied, bookkeeping=1.0)),
     (
-        """embedding index_select index _unsafe_index _unsafe_masked_index _embedding_bag _embedding_bag_forward_only""",
+        "embedding index_select index _unsafe_index _unsafe_masked_index",
         _moves("gathered", gathered),
     ),
+    ("_embedding_bag _embedding_bag_forward_only", _moves("bags", gathered_by_bag)),
     ("gather take", _moves("copy", picked_one_by_one)),
     ("scatter_ scatter_add_ scatter_reduce_ put_", _moves("copy", put_one_by_one)),
     ("scatter scatter_add scatter_reduce put", _moves("copy", copied_and_put_one_by_one)),
@@ -176,8 +201,10 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
         masked_scatter""",
         _moves("strided", copied_and_scattered),
     ),
-    ("embedding_dense_backward", _moves("copy", embedding_gradient, embedding_gradient_launches)),
-    ("_embedding_bag_backward _embedding_bag_dense_backward", _moves("copy", None, launches=3)),
+    (
+        "embedding_dense_backward _embedding_bag_backward _embedding_bag_dense_backward",
+        replace(_moves("copy", embedding_gradient, embedding_gradient_launches), model=Model.TABLE_GRADIENT),
+    ),
     (
         """zeros ones full zero zero_ fill fill_ arange range linspace logspace eye zeros_like ones_like
         full_like new_zeros new_ones new_full scalar_tensor tril_indices triu_indices bartlett_window
@@ -197,11 +224,18 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     ("flip rot90 tril triu", _moves("strided")),
     ("roll", _moves("rolled")),
     ("cummax cummin cumprod cumsum logcumsumexp", _moves("scan")),
+    ("max_pool2d max_pool2d_with_indices max_pool3d_with_indices", _pools("largest")),
+    ("avg_pool2d avg_pool3d", _pools("average")),
+    ("adaptive_max_pool2d adaptive_max_pool3d adaptive_avg_pool2d adaptive_avg_pool3d", _pools("adaptive")),
     (
-        """adaptive_max_pool2d adaptive_max_pool3d avg_pool2d avg_pool3d max_pool2d max_pool2d_with_indices
-        max_pool3d_with_indices""",
-        _moves("pool"),
+        """upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_nearest_exact1d upsample_nearest_exact2d
+        upsample_nearest_exact3d""",
+        _pools("nearest"),
     ),
+    ("upsample_linear1d upsample_trilinear3d", _pools("trilinear")),
+    ("upsample_bilinear2d", _pools("bilinear")),
+    ("upsample_bicubic2d", _pools("bicubic")),
+    ("grid_sampler_2d grid_sampler_3d", _pools("grid")),
     (
         """abs acos acosh add addcdiv addcmul addr and angle asin asinh atan atan2 atanh binomial bitwise_and
         bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil celu clamp clamp_max clamp_min
@@ -223,26 +257,26 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
         fake_quantize_per_channel_affine_cachemask fake_quantize_learnable_per_tensor_affine
         fake_quantize_learnable_per_channel_affine add_relu binary_cross_entropy binary_cross_entropy_with_logits
         huber_loss mse_loss smooth_l1_loss soft_margin_loss multi_margin_loss multilabel_margin_loss dirichlet_grad
-        sample_dirichlet adaptive_avg_pool2d adaptive_avg_pool3d fractional_max_pool2d fractional_max_pool3d
-        max_unpool2d max_unpool3d grid_sampler_2d grid_sampler_3d upsample_bicubic2d
-        upsample_bilinear2d upsample_linear1d upsample_nearest1d upsample_nearest2d upsample_nearest3d
-        upsample_trilinear3d upsample_bicubic2d_aa upsample_bilinear2d_aa upsample_lanczos2d_aa upsample_nearest_exact1d
-        upsample_nearest_exact2d upsample_nearest_exact3d thnn_fused_lstm_cell thnn_fused_gru_cell
-        thnn_fused_lstm_cell_backward_impl transform_bias_rescale_qkv
+        sample_dirichlet transform_bias_rescale_qkv
         masked_scatter_backward convert_indices_from_coo_to_csr convert_indices_from_csr_to_coo
         amp_update_scale batch_norm_elemt
         inductor::accumulate_grad_""",
         _POINTWISE,
     ),
+    # both sums of gates, the states; a gradient adds up those of the biases besides
+    ("thnn_fused_gru_cell thnn_fused_lstm_cell", _moves("pointwise")),
+    ("thnn_fused_gru_cell_backward", _moves("pointwise", None, launches=3)),
+    ("thnn_fused_lstm_cell_backward_impl", _moves("pointwise", None, launches=2)),
     ("fused_adam fused_adamw fused_sgd fused_adagrad", replace(_moves("stepped", fused_step, step_launches), lists=True)),
     ("amp_foreach_non_finite_check_and_unscale", replace(_moves("unary", None, list_launches), lists=True)),
     ("gelu", _moves("gelu")),
     ("silu glu tanh sigmoid exp", _POINTWISE),
     (
-        """batch_norm batch_norm_legit batch_norm_with_update batch_norm_no_update batch_norm_legit_no_training
-        batch_norm_with_update_functional batch_norm_legit_functional""",
-        replace(_moves("batch_norm", once_more_read, launches=2), chosen=True),
+        """batch_norm batch_norm_legit batch_norm_with_update batch_norm_with_update_functional batch_norm_legit_functional
+        cudnn_batch_norm miopen_batch_norm""",
+        _BATCH_NORM,
     ),
+    ("batch_norm_no_update batch_norm_legit_no_training", replace(_BATCH_NORM, evaluated=True)),
     ("group_norm", _moves("group_norm", once_more_read, launches=2)),
     ("layer_norm", _moves("layer_norm")),
     ("native_layer_norm_backward", _moves("norm_gradient", norm_gradient, launches=3)),
@@ -266,10 +300,8 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
         replace(_moves("reduce"), scratch=reduced()),
     ),
     (
-        """count_nonzero linalg__powsum dist trace ctc_loss
-        hash_tensor bincount histc histogram histogramdd_bin_edges histogramdd_from_bin_cts histogramdd_from_bin_tensors
-        segment_reduce powsum batch_norm_stats batch_norm_backward_reduce batch_norm_gather_stats
-        batch_norm_gather_stats_with_counts batch_norm_update_stats sparse_sum sparse_csr_sum sparse_csr_prod""",
+        """count_nonzero linalg__powsum dist trace hash_tensor powsum batch_norm_stats batch_norm_backward_reduce
+        batch_norm_gather_stats batch_norm_gather_stats_with_counts batch_norm_update_stats sparse_sum sparse_csr_sum sparse_csr_prod""",
         _moves("reduce"),
     ),
     ("amax amin", replace(_moves("extreme"), scratch=reduced())),
@@ -278,16 +310,25 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     ("max min argmax argmin", _moves("indexed")),
     ("std std_mean var var_mean", replace(_moves("indexed"), scratch=reduced(16))),
     ("logsumexp", replace(_moves("reduce", as_log_of_sum, launches=6), scratch=log_sum_exp)),
-    ("searchsorted bucketize", _moves("pointwise", None, launches=2)),
+    ("searchsorted bucketize", _moves("searched")),
+    ("bincount histc", _moves("histogram")),
     ("multinomial", replace(_moves("pointwise", None, launches=2), scratch=sampled)),
     ("sort argsort msort", replace(_moves("sorted", by_sorting, launches=4), scratch=sorted_rows)),
     (
         "unique unique2 unique_dim unique_consecutive unique_dim_consecutive mode",
         _moves("sorted", by_sorting, launches=4),
     ),
-    ("topk kthvalue median nanmedian", _moves("selected", selected, launches=3)),
+    ("topk", _moves("selected", selected, launches=3)),
+    ("kthvalue median nanmedian", _moves("ranked")),
     ("nonzero nonzero_static masked_select repeat_interleave", _moves("copy", twice_read, launches=3)),
-    ("fft_c2c fft_c2r fft_r2c", replace(_moves("copy", transformed), library=FFT)),
+    ("fft_c2c fft_c2r fft_r2c", replace(_moves("transform", transformed), library=FFT)),
+    # -- what nothing but its bytes is known of, and is said to be so
+    (
+        """fractional_max_pool2d fractional_max_pool3d max_unpool2d max_unpool3d upsample_bicubic2d_aa upsample_bilinear2d_aa
+        upsample_lanczos2d_aa ctc_loss cudnn_ctc_loss histogram histogramdd_bin_edges histogramdd_from_bin_cts
+        histogramdd_from_bin_tensors segment_reduce""",
+        _guessed("unary"),
+    ),
     # -- products
     (
         "sparse_mm sparse_sparse_matmul sparse_mm_reduce_impl sparse_mm_reduce_impl_backward",
@@ -314,14 +355,24 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
         miopen_convolution mkldnn_convolution slow_conv2d_forward slow_conv3d_forward slow_conv_dilated2d
         slow_conv_dilated3d slow_conv_transpose2d slow_conv_transpose3d conv_depthwise2d conv_depthwise3d
         nnpack_spatial_convolution mkldnn::_convolution_pointwise""",
-        replace(_multiplies(convolution, library=DNN), convolves=True, chosen=True),
+        replace(_multiplies(convolution, library=DNN), convolves=True, images=True, chosen=True, scratch=layout_copies_of),
     ),
     (
         "convolution_backward convolution_backward_overrideable slow_conv2d_backward",
-        replace(_multiplies(convolution_backward, 0, 1, 2, library=DNN), convolves=True, gradient=True, chosen=True),
+        replace(
+            _multiplies(convolution_backward, 0, 1, 2, library=DNN), convolves=True, images=True, gradient=True, chosen=True,
+            scratch=layout_copies_of,
+        ),
     ),
-    ("trilinear", _works(trilinear, 0.5, panels=False)),
-    ("mkldnn_rnn_layer", replace(_multiplies(recurrent), chosen=True)),
+    ("trilinear", replace(_works(trilinear, 0.5, panels=False), launches=trilinear_launches)),
+    # one layer of an LSTM, which cuDNN computes step by step: a product and a pointwise kernel for each
+    ("mkldnn_rnn_layer", replace(_multiplies(recurrent, library=DNN), chosen=True, launches=recurrent_launches, scratch=recurrent_states)),
+    (
+        "mkldnn_rnn_layer_backward",
+        replace(
+            _multiplies(recurrent_backward, library=DNN), chosen=True, launches=recurrent_launches, scratch=recurrent_states, gradient=True
+        ),
+    ),
     # -- attention: [batch, heads, tokens, width], or [batch, tokens, heads, width]
     (
         """scaled_dot_product_attention scaled_dot_product_flash_attention scaled_dot_product_flash_attention_for_cpu
@@ -347,27 +398,28 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     ("cudnn_attention_forward", _attends(sequence=1, variant="cudnn")),
     ("cudnn_attention_backward", _attends(1, sequence=1, variant="cudnn")),
     # -- linear algebra: Golub and Van Loan, Matrix Computations, 4th ed.
-    ("linalg_cholesky_ex cholesky linalg_ldl_factor_ex", _factors(cubic(1 / 3), _FACTORIZATION)),
-    ("linalg_lu linalg_lu_factor_ex linalg_det linalg_slogdet", _factors(cubic(2 / 3), _FACTORIZATION)),
-    ("linalg_qr geqrf linalg_householder_product", _factors(cubic(2), _FACTORIZATION)),
-    ("linalg_inv_ex cholesky_inverse", _factors(cubic(2), _FACTORIZATION)),
-    ("linalg_pinv", _factors(cubic(22), _DECOMPOSITION)),
-    ("linalg_matrix_exp", _works(cubic(20), _FACTORIZATION)),
-    ("linalg_eigh", _factors(cubic(9), _DECOMPOSITION)),
-    ("linalg_svd", _factors(cubic(22), _DECOMPOSITION)),
+    ("linalg_cholesky_ex cholesky linalg_ldl_factor_ex", _factors(cubic(1 / 3), _FACTORIZATION, 0.33)),
+    ("linalg_lu linalg_lu_factor_ex linalg_det linalg_slogdet", _factors(cubic(2 / 3), _FACTORIZATION, 2.1)),
+    ("linalg_qr geqrf linalg_householder_product", _factors(cubic(2), _FACTORIZATION, 3.6)),
+    ("linalg_inv_ex cholesky_inverse", _factors(cubic(2), _FACTORIZATION, 2.6)),
+    ("linalg_pinv", _factors(cubic(22), _DECOMPOSITION, 28)),
+    ("linalg_matrix_exp", replace(_works(cubic(20), _FACTORIZATION), column=14e-6)),
+    ("linalg_eig linalg_eigvals", _factors(cubic(25), _DECOMPOSITION)),
+    ("linalg_eigh", _factors(cubic(9), _DECOMPOSITION, 30)),
+    ("linalg_svd", _factors(cubic(22), _DECOMPOSITION, 28)),
     ("linalg_matrix_sqrth", _works(cubic(9 + 2), _DECOMPOSITION)),  # of linalg_eigh, and a product
     ("linalg_polar", _works(cubic(22 + 4), _DECOMPOSITION)),  # of linalg_svd, and two products: torch without nvmath-python
-    ("linalg_eig linalg_eigvals", _factors(cubic(25), _DECOMPOSITION)),
-    ("linalg_solve_ex spsolve", _factors(solved(0, 1, 2 / 3), _FACTORIZATION)),
-    ("linalg_lstsq", _factors(solved(0, 1, 2), _FACTORIZATION)),
-    ("linalg_solve_triangular", _works(solved(0, 1), _FACTORIZATION)),
+    ("linalg_solve_ex spsolve", _factors(solved(0, 1, 2 / 3), _FACTORIZATION, 2.3)),
+    ("linalg_lstsq", _factors(solved(0, 1, 2), _FACTORIZATION, 5.5)),
+    ("linalg_solve_triangular", _factors(solved(0, 1), _FACTORIZATION, 0.25)),
     ("triangular_solve cholesky_solve cholesky_solve_helper", _works(solved(1, 0), _FACTORIZATION)),
     ("linalg_lu_solve linalg_ldl_solve ormqr", _works(solved(0, 2), _FACTORIZATION)),
     (
         "cdist_backward pdist_forward pdist_backward",
-        _works(distance_operations, 0.25, matrix=False, panels=False),
+        _works(distance_operations, _APART, matrix=False, panels=False),
     ),
-    ("cdist_forward euclidean_dist", replace(_works(distance_operations, 0.25, matrix=False, panels=False), scratch=distances)),
+    ("euclidean_dist", replace(_works(distance_operations, 0.25, matrix=False, panels=False), scratch=distances)),
+    ("cdist_forward", replace(_works(distance_operations, _APART, matrix=False, panels=False), scratch=distances)),
 )  # fmt: skip
 
 
@@ -383,6 +435,8 @@ OPERATORS: Mapping[str, Operator] = dict(_by_name(_ROWS))
 _PREFIXES = ("", "native_", "foreach_", "special_", "_native_", "_foreach_")
 _DERIVED = ("_backward_data", "_backward", "_forward", "_jvp", "_copy")
 _OWN = ("aten", "prims", "")
+_WITH_GRADIENTS = (Model.TRAFFIC, Model.ROWS, Model.BATCH_NORM, Model.POOL)
+"""Models of operators whose gradients are like them."""
 
 
 def split_name(name: str) -> tuple[str, str]:
@@ -414,9 +468,9 @@ def find(name: str) -> Operator | None:
     for suffix in _DERIVED:
         if stripped.endswith(suffix):
             found = find(stripped.removesuffix(suffix))
-            if found is None or found.model not in (Model.TRAFFIC, Model.ROWS):
+            if found is None or found.model not in _WITH_GRADIENTS:
                 return None
-            if found.model is Model.ROWS and suffix.startswith("_backward"):
+            if found.model is not Model.TRAFFIC and suffix.startswith("_backward"):
                 return replace(found, gradient=True)
             return _COPY if found.kind is not Kind.COMPUTE else replace(found, scratch=None) if found.scratch else found
     return None

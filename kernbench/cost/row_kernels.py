@@ -13,7 +13,7 @@ are met within 7 %, but 16 % just above 4096.
 from __future__ import annotations
 
 from dataclasses import replace
-from math import prod
+from math import expm1, prod
 
 from kernbench.cost.estimate import Estimate
 from kernbench.cost.memory_bound import OPS, start_of, traffic_time
@@ -25,6 +25,7 @@ _WARP_BYTES = 4096
 _BLOCK_BYTES = 48 << 10  # shared memory of a block without asking for more
 _BLOCK = 1.2e-6  # of one row on one PE that nothing hides, at the A100's clock
 _BLOCK_CLOCK = 1.41e9
+_BLOCK_CLOCK_H100 = 1.83e9
 _BESIDE = 0.6  # of the traffic's time is not hidden behind it
 _RESIDENT = 2  # blocks of a PE
 _GROWTH = 1.5  # how misses grow with what is in flight
@@ -66,3 +67,44 @@ def _missing(device: DeviceSpec, row: float) -> float:
 
 def _itemsize(operand: Operand) -> float:
     return operand.nbytes / max(prod(operand.shape), 1)
+
+
+# -- gradients of tables [K] Embedding.cu, EmbeddingBackwardKernel.cu ------------------------------------------------------
+
+_FEW = 3072  # indices up to which one kernel adds the rows up
+_FEW_ROW = 0.031e-6  # of an index, which it takes one after the other
+_PICKED = 18e-12  # of an element that goes where the largest of a bag was
+_SORTING = 31 * 3.0e-6  # of its small kernels: a radix sort, segments, prefix sums
+_ADDED, _SCATTERED = 0.30, 0.27  # of the copy bandwidth: of partial sums, and of what adds these up [H]
+_FP32 = 4
+
+
+def table_gradient_time(device: DeviceSpec, given: Operands, made: Operands) -> Estimate:
+    """How long the gradient of a table takes: zeros, then rows are added where they came from.
+
+    Few indices take one kernel; more of them are sorted, and the rows of each added up by parts, in 32 bits.
+
+    Args:
+        given: what came back, ``[.., width]``, and the indices.
+        made: the table's gradient.
+    """
+    table, gradient = made[0], given[0]
+    found = traffic_time(device, OPS["fill"], table.shape, table.nbytes)
+    indices, width = prod(given[1].shape), gradient.shape[-1] if gradient.shape else 1
+    rows = table.shape[0] if table.shape else 1
+    if any(each.shape == gradient.shape for each in given[1:]):  # of the largest of each bag: where it was
+        return _beside(found, prod(gradient.shape) * _PICKED * _BLOCK_CLOCK_H100 / device.clock)
+    pace = _BLOCK_CLOCK_H100 / device.clock
+    if indices <= _FEW:
+        return _beside(found, indices * _FEW_ROW * pace)
+    item = _itemsize(gradient)
+    different = rows * -expm1(-indices / rows)
+    added = indices * width * _FP32 + min(gradient.nbytes, indices * width * item)
+    scattered = different * width * (_FP32 + item)
+    copy = device.hbm_copy_bandwidth
+    return _beside(found, _SORTING * pace + added / (_ADDED * copy) + scattered / (_SCATTERED * copy))
+
+
+def _beside(found: Estimate, seconds: float) -> Estimate:
+    factor = (found.seconds + seconds) / found.seconds
+    return replace(found, seconds=found.seconds + seconds, low=found.low * factor, high=found.high * factor)

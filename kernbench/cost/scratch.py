@@ -1,8 +1,8 @@
 """What torch's CUDA kernels allocate while they run, besides results: bytes of each piece, by shapes.
 
 Sizes follow from torch's sources (torch 2.11: aten/src/ATen/native/cuda), and are an H100's to the byte where tests say so.
-Operands are taken as contiguous. Not here, so that peaks lack it: what cuDNN takes for convolutions and recurrent layers, and
-pieces of a few KB.
+Operands are taken as contiguous. Not here, so that peaks lack it: pieces of a few KB, and partial sums of the gradients of
+convolutions' filters.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from math import ceil, prod
 from typing import Any
 
+from kernbench.cost.convolution_shapes import Convolution, is_channels_last, layout_copies
 from kernbench.cost.operands import Operand, Operands
 from kernbench.topology.device import DeviceSpec
 from kernbench.topology.dtypes import ITEM_BYTES
@@ -91,6 +92,30 @@ def efficient_gradient(given: Operands, made: Operands, args: Sequence[Any], dev
     tiles = ceil(tokens / tile) * ceil(width / tile)
     size = 0 if _itemsize(given[1]) >= _FP32 else batch * heads * tiles * (16 + tile * tile * _FP32)
     return [size, batch * heads * tokens * _FP32]
+
+
+def layout_copies_of(given: Operands, made: Operands, args: Sequence[Any], device: DeviceSpec) -> Iterable[float]:
+    """A convolution of images with channels first: image, result and filters with channels last, in the workspace of cuDNN [H].
+    The passes of a gradient take it one after the other."""
+    if device.target.backend != "cuda" or len(given) < 2 or not made:
+        return []
+    first = len(given[0].shape) > 2 and len(given) > 2 and len(given[2].shape) > 2  # a gradient has one more
+    image, weight = given[first : first + 2]
+    result = given[0] if first else made[0]
+    what = Convolution.of(image.shape, weight.shape, result.shape, is_channels_last(args))
+    return [] if what is None else [sum(layout_copies(what, _itemsize(image)))]
+
+
+_STATES = 12
+"""Of each element of an LSTM's result, elements that cuDNN keeps in its workspace: gates, states, sums of products [H]."""
+
+
+def recurrent_states(given: Operands, made: Operands, args: Sequence[Any], device: DeviceSpec) -> Iterable[float]:
+    """A layer of an LSTM, ``input [T, B, I], weight [gates, I], weight [gates, H]``."""
+    if len(given) < 3 or len(given[0].shape) != 3 or len(given[2].shape) != 2:
+        return []
+    steps, batch, _ = given[0].shape
+    return [_STATES * steps * batch * given[2].shape[1] * _itemsize(given[0])]
 
 
 def reduced(itemsize: int = 0) -> Scratch:

@@ -24,12 +24,14 @@ from typing import Any
 import torch
 
 from kernbench.programs.gpu_cases.host import host
+from kernbench.programs.gpu_cases.images import filters, norms, pools
 from kernbench.programs.gpu_cases.indexing import indexing
 from kernbench.programs.gpu_cases.inputs import Call, Case, random
 from kernbench.programs.gpu_cases.layers import attention, convolutions
 from kernbench.programs.gpu_cases.lists import many_tensors
 from kernbench.programs.gpu_cases.memory_bound import memory_bound
 from kernbench.programs.gpu_cases.products import products
+from kernbench.programs.gpu_cases.sequences import awaited, sequences
 from kernbench.programs.gpu_cases.small import copies, floors
 
 SETS: dict[str, tuple[Callable[[], Iterator[Case]], ...]] = {
@@ -39,6 +41,9 @@ SETS: dict[str, tuple[Callable[[], Iterator[Case]], ...]] = {
     "memory": (memory_bound, indexing),
     "lists": (many_tensors,),
     "floors": (floors,),
+    "images": (filters, norms, pools),
+    "sequences": (sequences,),
+    "awaited": (awaited,),
     "host": (host,),
     "copies": (copies,),
 }
@@ -150,7 +155,7 @@ def main() -> None:
             try:
                 if group == "host":
                     case["seconds"] = host_seconds(make(), 200, 5)
-                elif group == "copies":
+                elif group in ("copies", "awaited"):
                     case["seconds"] = waited(make(), 7)
                 else:
                     case["seconds"] = replayed(make, 10, 5)

@@ -10,7 +10,8 @@ from importlib.resources import files
 import pytest
 
 import kernbench
-from kernbench.cost.convolutions import Convolution, convolution_time
+from kernbench.cost.convolution_shapes import Convolution
+from kernbench.cost.convolutions import convolution_time
 from kernbench.cost.devices import resolve_device
 from kernbench.programs.gpu_cases.layers import CONVOLUTIONS
 

@@ -39,3 +39,17 @@ def in_direction(direction: str, forward: Callable[..., Tensor], *inputs: Tensor
     result = forward(*inputs)
     gradient, wanted = torch.randn_like(result), [each for each in inputs if each.requires_grad]
     return lambda: torch.autograd.grad(result, wanted, gradient, retain_graph=True)
+
+
+def gradients(call: Callable[..., Any], inputs: dict[str, Tensor], direction: str) -> Call:
+    """The call without gradients, or the gradient alone of all inputs or of one."""
+    if direction == "forward":
+        with torch.no_grad():
+            call()
+        return torch.no_grad()(call)
+    wanted = list(inputs.values()) if direction == "backward" else [inputs[direction]]
+    for each in wanted:
+        each.requires_grad_()
+    result = call()
+    gradient = torch.randn_like(result)
+    return lambda: torch.autograd.grad(result, wanted, gradient, retain_graph=True)

@@ -12,11 +12,14 @@ from typing import Any, NamedTuple
 
 import torch
 
-from kernbench.cost.op_estimates import is_matrix_operation
+from kernbench.cost.convolution_shapes import is_channels_last
+from kernbench.cost.op_estimates import CHANNELS_LAST, SPREAD, is_matrix_operation
 from kernbench.cost.operator import Kind, Model, Operator
 from kernbench.cost.operators import find
+from kernbench.memory.workspaces import DNN
 from kernbench.simulation.memory.tensor_queries import listed_tensors
 from kernbench.torch_backend.gpu.device.generators import draws
+from kernbench.torch_backend.gpu.kernels.composed_operators import COMPOSED
 from kernbench.torch_backend.gpu.kernels.missing_kernels import kernel_of
 from kernbench.torch_backend.gpu.kernels.program_kernels import (
     dispatches_to_gpu,
@@ -68,6 +71,7 @@ _RUN_ELSEWHERE = frozenset({"c10d", "c10d_functional", "symm_mem", "profiler", "
 _WRITTEN_IN_PYTHON = frozenset({"torch_nn", "_c10d_functional_autograd"})
 """Namespaces of what torch composes of other operations, in Python."""
 _SIZES = ("SymInt[]", "int[]", "List[int]")
+_FAR = 8  # pixels between taps, beyond which a convolution is one of others
 _SHAPES_BY_VALUE = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 
 
@@ -85,7 +89,7 @@ def classify(func: Any) -> int:
         return SKIP
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     composed = has_kernel(func.name(), "CompositeImplicitAutograd") and not has_kernel(func.name(), "CPU")
-    if namespace in _WRITTEN_IN_PYTHON or composed:
+    if namespace in _WRITTEN_IN_PYTHON or composed or func.name() in COMPOSED:
         return COMPOSITE
     row = find(func.name())
     kind = None if row is None else row.kind
@@ -158,7 +162,8 @@ class TorchOperator:
         row: of the table of costs, if it says that kernels need memory besides operands and results; None otherwise.
         flag: the argument that changes what it costs, and the value that does; None if it has none.
         copies: it copies one tensor.
-        convolves: it is a convolution, or a gradient of one.
+        images: it is of images, whose layout its time depends on: a convolution, a pool, a batch norm.
+        dilation: the argument that says how far the taps of its filters are apart; None if it has none.
         rounds: says whether a product of fp32 may be computed in TF32, as the program has set it; None for other operators.
         beside: what its cost depends on beside shapes and numbers, from its arguments; None: nothing.
         draws: it draws random numbers.
@@ -199,7 +204,8 @@ class TorchOperator:
         self.copies = self.title.partition(".")[0] in semantics.COPIES
         self.rounds: Callable[[], bool] | None = None
         self.beside: Callable[[Any], list[Any]] | None = _strides if self.copies else None
-        self.multiplies = self.allocates = self.host_reads = self.convolves = False
+        self.multiplies = self.allocates = self.host_reads = self.images = False
+        self.dilation: Argument | None = None
         self.row: Operator | None = None
         self.check: Check | None = None
         self.flag: tuple[Argument, bool] | None = None
@@ -246,16 +252,21 @@ class TorchOperator:
         ]
         returned = {name for each in schema.returns if each.alias_info for name in each.alias_info.before_set}
         returns_written = [each.alias_info is not None and each.alias_info.is_write for each in schema.returns]
-        if self.kind == CUSTOM or matrix:
+        if self.kind == CUSTOM or matrix or (row is not None and row.model is Model.BATCH_NORM):
             flags = [(place, semantics.FLAGS[place.name]) for place, _ in arguments if place.name in semantics.FLAGS]
             self.flag = flags[-1] if flags else None
         if row is not None and row.model is Model.PRODUCT:
-            self.rounds = rounds = _convolutions_round if row.convolves else _products_round
-            self.convolves = row.convolves
+            self.rounds = rounds = _convolutions_round if row.library == DNN else _products_round
             if row.convolves:
-                self.beside = lambda args: [rounds(), channels_last(args)]
+                self.beside = lambda args: [rounds(), is_channels_last(args)]
             else:
                 self.beside = lambda args: [rounds()] if any(_is_wide(each) for each in args) else []
+        if row is not None and row.images:
+            self.images = True
+            spread = [place for place, _ in arguments if row.convolves and place.name == "dilation"]
+            self.dilation = spread[0] if spread else None
+            if not row.convolves:
+                self.beside = lambda args: [is_channels_last(args)]
         self.writes = tuple([place for place, _ in written])
         self.unreturned = tuple([
             place for place, each in written if not returned.intersection(each.alias_info.before_set)
@@ -293,6 +304,12 @@ class TorchOperator:
             return self.rounds is not None and any(_is_wide(each) for each in args) and self.rounds()
         (at, name), value = self.flag
         return bool((kwargs or {}).get(name, args[at] if at < len(args) else False)) is value
+
+    def layout(self, args: Any, kwargs: Any) -> str:
+        """How the images that it is of lie, and whether its filters are dilated by much."""
+        found = CHANNELS_LAST if is_channels_last(args) else "channels first"
+        apart = self.dilation.of(args, kwargs) if self.dilation is not None else None
+        return f"{found}, {SPREAD}" if apart and max(apart) > _FAR else found
 
     def is_non_blocking(self, args: Any, kwargs: Any) -> bool:
         """Whether a copy is not to wait for its end."""
@@ -340,6 +357,8 @@ class TorchOperator:
             return kernel(*args, **kwargs)
         if isinstance(func, torch._ops.HigherOrderOperator):
             return _implementation(func)(*args, **kwargs)
+        if on_gpu and func.name() in COMPOSED:
+            return COMPOSED[func.name()](*args, **kwargs)
         if self.kind == COMPOSITE and func._can_decompose():
             return func.decompose(*args, **kwargs)
         given = [
@@ -359,12 +378,6 @@ class TorchOperator:
 def _is_wide(value: Any) -> bool:
     """Whether it is a tensor of fp32."""
     return isinstance(value, torch.Tensor) and value.dtype is torch.float32
-
-
-def channels_last(args: Any) -> bool:
-    """Whether an operand of a convolution has the channels of a pixel beside each other: torch then lays out all so."""
-    tensors = [each for each in args if isinstance(each, torch.Tensor) and each.dim() > 2]
-    return any(each.stride(1) == 1 and each.size(1) > 1 and each.stride(-1) != 1 for each in tensors)
 
 
 def _strides(args: Any) -> list[Any]:

@@ -23,7 +23,6 @@ from torch.autograd import forward_ad
 from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernbench.cost.op_estimates import CHANNELS_LAST
 from kernbench.cost.work import Cost
 from kernbench.simulation.memory.storages import NOTE, DeviceMemory
 from kernbench.simulation.memory.tensor_queries import listed_tensors, plain_of, tells_of_looks
@@ -55,7 +54,6 @@ from kernbench.torch_backend.operations.operators import (
     TRANSFER,
     VIEW,
     TorchOperator,
-    channels_last,
     operators,
 )
 from kernbench.torch_backend.operations.plans import NO_PLANS, NOT_PLANNED, Plan, Plans, signature
@@ -456,12 +454,12 @@ class Recorder(TorchDispatchMode):
                 cost_then = functools.partial(self._costs.of_values, operator.name, operands_of(call))
                 cost = cost_then()
             else:
-                cost = self._cost(operator, inputs, outputs, flag)
+                cost = self._cost(call, inputs, outputs, flag)
         except RuntimeError:
             if not any(map(is_nested, (*inputs, *outputs))):
                 raise
             inputs, outputs = call.inputs, call.outputs = as_rows(inputs), as_rows(outputs)
-            cost = self._cost(operator, inputs, outputs, flag)
+            cost = self._cost(call, inputs, outputs, flag)
         if operator.multiplies and (operator.one_kernel or not device.in_custom_operation):
             self._flops.add(host.account, cost, call)
         if call.over_links:
@@ -476,13 +474,11 @@ class Recorder(TorchDispatchMode):
         if self._descriptions is not None:
             self._descriptions.record(op, inputs, outputs, self._flops.of(cost)[1])
 
-    def _cost(
-        self, operator: TorchOperator, inputs: list[torch.Tensor], outputs: list[torch.Tensor], flag: bool
-    ) -> Cost:
+    def _cost(self, call: OperatorCall, inputs: list[torch.Tensor], outputs: list[torch.Tensor], flag: bool) -> Cost:
         """What it takes. Raises RuntimeError if a tensor has no shape."""
-        layout = ""
-        if operator.convolves:
-            layout = CHANNELS_LAST if channels_last(inputs) else "channels first"
+        operator, layout = call.operator, ""
+        if operator.images:
+            layout = operator.layout(call.args, call.kwargs)
         elif operator.copies and len(outputs) == 1:
             layout = _layout(inputs[-1], outputs[0])
         return self._costs.of_tensors(operator.name, inputs, outputs, flag, layout)

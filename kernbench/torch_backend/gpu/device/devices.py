@@ -24,7 +24,7 @@ from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.values.assumptions import default_stand_in, fill
 from kernbench.torch_backend.features import sync_batch_norm
 from kernbench.torch_backend.gpu.device.rank_device import RankDevice
-from kernbench.torch_backend.gpu.kernels import autocasting, fused_operators, program_kernels
+from kernbench.torch_backend.gpu.kernels import autocasting, fused_cells, fused_operators, program_kernels
 from kernbench.torch_backend.gpu.tensors.placement import block_of
 from kernbench.torch_backend.hollow.executor import HollowValues
 from kernbench.torch_backend.modes import plain_torch
@@ -297,6 +297,7 @@ class Devices:
         self._kernels = torch.library.Library("aten", "IMPL", "CPU")
         sync_batch_norm.register(self._kernels)
         fused_operators.register(self._kernels)
+        fused_cells.register(self._kernels)
         self._autocast = torch.library.Library("aten", "IMPL", "AutocastCPU")
         autocasting.register(self._autocast)
 
