@@ -13,6 +13,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from kernbench.errors import ConfigError
 from kernbench.options import Option, SimulateOptions, kinds, options_of
 from kernbench.options.kinds import ValueKind
 from kernbench.testing.sizes import parse_ports, parse_size
@@ -66,22 +67,49 @@ class DeclaredMark:
 
 
 def settings(row: Option) -> dict[str, Any]:
-    """Of an option of pytest, for ``addoption``."""
-    shown = row.alone if row.alone is not None else row.default
-    about = row.about + (f" ({shown})" if shown not in (None, False) else "")
+    """Of an option of pytest, for ``addoption``. None is its value where it is not given."""
+    about = _help(row)
     if row.is_switch:
-        return {"action": "store_true", "help": about}
-    made: dict[str, Any] = {
-        "metavar": row.metavar,
-        "type": partial(_written, row),
-        "help": about,
-        "default": row.default,
-    }
+        return {"action": "store_true", "help": about, "default": None}
+    made: dict[str, Any] = {"metavar": row.metavar, "type": partial(_written, row), "help": about}
     if row.alone is not None:
         made |= {"nargs": "?", "const": row.alone}
     if row.many:
-        made |= {"action": "append", "default": []}
+        made |= {"action": "append"}
     return made
+
+
+def key_of(row: Option) -> str:
+    """What an option of pytest is called in its configuration, and among its parsed arguments."""
+    return row.name.lstrip("-").replace("-", "_")
+
+
+def key_settings(row: Option) -> dict[str, Any]:
+    """Of an option of pytest, for ``addini``. None is its value where it is not given."""
+    kind = "bool" if row.is_switch else "linelist" if row.many else "string"
+    return {"type": kind, "help": _help(row), "default": None}
+
+
+def configured(row: Option, value: Any) -> Any:
+    """What an option is that the command line does not say, and for which the configuration has ``value``, or None.
+
+    Raises:
+        ConfigError: it cannot be that.
+    """
+    if value is None:
+        return [] if row.many else row.default
+    if row.is_switch:
+        return value
+    try:
+        read = [row.kind.read(row.kind.written(each)) for each in (value if row.many else [value])]
+    except (TypeError, ValueError):
+        raise ConfigError(f"{key_of(row)} = {value!r}: expected {row.kind.takes}") from None
+    return read if row.many else read[0]
+
+
+def _help(row: Option) -> str:
+    shown = row.alone if row.alone is not None else row.default
+    return row.about + (f" ({shown})" if shown not in (None, False) else "")
 
 
 def _written(row: Option, value: str) -> Any:
@@ -218,7 +246,7 @@ def described() -> Iterator[str]:
     yield "fixtures"
     for fixture in FIXTURES:
         yield f"    {fixture.name:18} {fixture.about}"
-    yield "options of pytest"
+    yield "options of pytest, and keys of its configuration: kernbench_devices = 4"
     for row in OPTIONS:
         value = f"[={row.metavar}]" if row.alone is not None else f" {row.metavar}" if row.metavar else ""
         yield f"    {row.name}{value}"

@@ -6,17 +6,19 @@ simulator until a marked test runs.
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from kernbench.environment_variables import variables_set
-from kernbench.testing.declared import FIXTURES, MARKS, OPTIONS, settings
+from kernbench.errors import ConfigError
+from kernbench.testing.declared import FIXTURES, MARKS, OPTIONS, configured, key_of, key_settings, settings
 from kernbench.testing.table import RAISED, ROW, resident_bytes, show_table
 
 if TYPE_CHECKING:
@@ -35,11 +37,31 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("kernbench", "kernbench: simulated ranks, resources")
     for option in OPTIONS:
         group.addoption(option.name, **settings(option))
+        parser.addini(key_of(option), **key_settings(option))
+
+
+def _complete(config: pytest.Config, given: argparse.Namespace) -> None:
+    """Options that the command line does not give are what the configuration says, or else their defaults."""
+    for option in OPTIONS:
+        key = key_of(option)
+        if getattr(given, key) is None:
+            with _refusing():
+                setattr(given, key, configured(option, config.getini(key)))
+
+
+@contextmanager
+def _refusing() -> Iterator[None]:
+    """What is wrong with an option ends pytest with a line, as pytest's own options do."""
+    try:
+        yield
+    except ConfigError as error:
+        raise pytest.UsageError(str(error)) from None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     """Before the first conftest of the tests is imported: it may ask for GPUs."""
+    _complete(early_config, early_config.known_args_namespace)
     system = early_config.known_args_namespace.kernbench_gpu
     if system is not None:
         from kernbench.testing.gpu import SessionGpu
@@ -56,6 +78,7 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Marks, the session's plugin, and simulated ranks for torch's test cases before the first of them is imported."""
+    _complete(config, config.option)
     for mark in MARKS:
         config.addinivalue_line("markers", f"{mark.signature}: {mark.about}")
     config.pluginmanager.register(_Session(config), "kernbench-session")
@@ -154,7 +177,8 @@ class _Session:
             from kernbench.testing.kernels import KernelWatch
 
             self._kernels = KernelWatch(self.config, compiles_ahead=not self.is_worker)
-            self._kernels.start()
+            with _refusing():
+                self._kernels.start()
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:

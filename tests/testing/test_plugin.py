@@ -29,6 +29,55 @@ def test_it_is_inert_for_others(pytester: pytest.Pytester, fresh_pytest: Run) ->
     result.stdout.no_fnmatch_line("*test_resources*")
 
 
+def test_options_are_keys_of_the_configuration(pytester: pytest.Pytester, run_pytest: Run) -> None:
+    """Each is; what the command line says counts more."""
+    pytester.makeini(
+        """
+        [pytest]
+        kernbench_devices = 3
+        kernbench_device_memory = 2GB
+        kernbench_wait = 1.5
+        kernbench_precompile_values = true
+        """
+    )
+    pytester.makepyfile(
+        """
+        from kernbench.testing.declared import OPTIONS, key_of
+
+        def test_them(pytestconfig):
+            told = {key_of(row): pytestconfig.getoption(row.name) for row in OPTIONS}
+            given = {"kernbench_devices": 4, "kernbench_device_memory": "2GB", "kernbench_wait": 1.5,
+                     "kernbench_precompile_values": True}
+            assert told == {key_of(row): [] if row.many else row.default for row in OPTIONS} | given
+            assert {key_of(row) for row in OPTIONS if pytestconfig.getini(key_of(row)) is not None} == set(given)
+        """
+    )
+    result = run_pytest("--kernbench-devices", "4")
+    result.assert_outcomes(passed=1)
+
+
+@pytest.mark.parametrize(
+    ("key", "option", "said"),
+    [
+        ("kernbench_wait = soon", "", "kernbench_wait = 'soon': expected seconds"),
+        ("kernbench_precompile =\n    nosuch:one\n    nosuch:two", "", "no module named nosuch*"),
+        ("kernbench_gpu = nosuch", "", "*nosuch*"),
+        ("", "--kernbench-gpu=nosuch", "*nosuch*"),
+        ("", "--kernbench-distributed=nosuch", "*nosuch*"),
+        ("", "--kernbench-precompile=nosuch:one", "no module named nosuch*"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_a_line(
+    pytester: pytest.Pytester, run_pytest: Run, key: str, option: str, said: str
+) -> None:
+    pytester.makeini(f"[pytest]\n{key}\n")
+    pytester.makepyfile("def test_it(): pass")
+    result = run_pytest(*filter(None, [option]))
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    result.stderr.fnmatch_lines([f"ERROR: *{said}"])
+    result.stderr.no_fnmatch_line("*Traceback*")
+
+
 def test_bodies_run_on_ranks(pytester: pytest.Pytester, run_pytest: Run) -> None:
     pytester.makepyfile(
         """
