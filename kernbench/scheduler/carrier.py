@@ -24,6 +24,7 @@ from greenlet import getcurrent, greenlet
 
 from kernbench.errors import NoProgressError
 from kernbench.scheduler.standstill import tell
+from kernbench.scheduler.thread_effort import Effort
 from kernbench.scheduler.thread_frames import handled_by_thread
 
 
@@ -100,10 +101,22 @@ class Baton:
 
     def _await_end(self) -> None:
         """The thread that has the baton has been asked to end: it has what time it takes for that, but not to go on."""
-        while not self._home.acquire(timeout=GRACE):
+        while not self._comes_home(GRACE):
             if self.holder is not None and not self.holder.is_ending:
                 self.recall()
                 return
+
+    def _comes_home(self, seconds: float) -> bool:
+        """Whether the holder gives the baton back before it has had that long; it has as long as it wants while the system lets
+        it wait for a processor."""
+        holder = self.holder
+        effort = None if holder is None else Effort(holder.thread)
+        left = seconds
+        while left > 0:
+            if self._home.acquire(timeout=left):
+                return True
+            left -= left if effort is None else max(effort.of(left), _LEAST)
+        return False
 
     def pass_on(self) -> None:
         """In a carrier's thread, which goes on to wait for its turn."""
@@ -145,7 +158,7 @@ class Baton:
                 if holder.thread.ident is not None:
                     identity = ctypes.c_ulong(holder.thread.ident)
                     ctypes.pythonapi.PyThreadState_SetAsyncExc(identity, ctypes.py_object(SystemExit))
-            if self._home.acquire(timeout=GRACE / _ATTEMPTS):
+            if self._comes_home(GRACE / _ATTEMPTS):
                 return
             waited += GRACE / _ATTEMPTS
         if self.holder is None:  # it has been given back, or no thread could be started
@@ -159,7 +172,10 @@ class Baton:
 
 
 GRACE = 0.6
-"""Seconds of wall-clock time that a rank has to end, once it has been asked to, before it is given up."""
+"""Seconds that a rank has to end, once it has been asked to, before it is given up; see :class:`.Effort`."""
+
+_LEAST = 0.01
+"""Seconds that pass in any case while the machine is busy: a thread that it never lets run is given up, too, in the end."""
 
 _ATTEMPTS = 2
 """How often it is asked to."""
