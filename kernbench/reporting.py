@@ -71,6 +71,8 @@ def report_request(name: str, event: str, *, tokens: int = 0, at: float | None =
     if simulation is not None:
         host = simulation.hosts.current()
         simulation.requests.event(host.rank or 0, str(name), event, tokens, host.clock if at is None else float(at))
+    elif (companion := _current_companion()) is not None:
+        companion.report("event", str(name), event, tokens, companion.now() if at is None else float(at))
 
 
 def report_engine_step(
@@ -90,9 +92,18 @@ def report_engine_step(
         host = simulation.hosts.current()
         moment = host.clock if at is None else float(at)
         simulation.requests.step(host.rank or 0, moment, prefill, decode, running, waiting, blocks_used, blocks)
+    elif (companion := _current_companion()) is not None:
+        moment = companion.now() if at is None else float(at)
+        companion.report("step", moment, prefill, decode, running, waiting, blocks_used, blocks)
 
 
 def _current_simulation() -> Any:
     """The simulation whose rank runs, None outside: then the module that knows it is not imported."""
     known = sys.modules.get("kernbench.simulation.active_simulation")
     return None if known is None else known.current_simulation()
+
+
+def _current_companion() -> Any:
+    """This process, if it is no rank of a simulation but lives in its time; None otherwise."""
+    known = sys.modules.get("kernbench.processes.companion_waits")
+    return None if known is None else known.current()

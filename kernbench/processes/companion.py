@@ -8,6 +8,7 @@ This module imports nothing but the standard library's, and is imported by proce
 
 from __future__ import annotations
 
+import json
 import mmap
 import os
 import socket
@@ -33,6 +34,9 @@ CALL = struct.Struct("=cQd")
 TIMER, CANCEL, SPIN = b"t", b"c", b"s"
 """A limit; that one is not needed any more; a look at memory that another process may write."""
 
+REPORT = b"r"
+"""Begins, in JSON, what a companion has to say of an engine's requests."""
+
 TOLD = struct.Struct("=Q")
 """What it is told: the number of what has come."""
 
@@ -44,6 +48,9 @@ SHOWN = struct.Struct("=d")
 
 PATIENCE, STEP = 1000, 1e-3
 """Looks at a clock that stands still, in a row, after which a thread is taken to poll; seconds between two looks then."""
+
+STANDS_FOR = "_kernbench_stands_for"
+"""Attribute of a companion's functions of ``time``: which one each is."""
 
 BEYOND = 1e-9
 """Seconds after which a limit is noticed: programs ask the clock whether it has passed, which at the very moment it has not."""
@@ -142,6 +149,11 @@ class Companion:
         if looks.failed > 2:
             self.spin()
 
+    def report(self, name: str, *args: Any) -> None:
+        """Have a method called of what the simulation knows of an engine's requests."""
+        with suppress(OSError):
+            self._end.send(REPORT + json.dumps([name, *args]).encode())
+
     def _wait(self, what: bytes, until: float) -> None:
         woken = allocate_lock()
         woken.acquire()
@@ -231,7 +243,14 @@ def clocks(companion: Companion) -> dict[str, Callable[..., Any]]:
     for name, offset in (("time", EPOCH), ("monotonic", 0.0), ("perf_counter", 0.0)):
         made[name] = reads(name, offset, nanoseconds=False)
         made[f"{name}_ns"] = reads(f"{name}_ns", offset, nanoseconds=True)
+    for name, function in made.items():
+        setattr(function, STANDS_FOR, name)
     return made
+
+
+def stock_clock(name: str) -> Callable[..., Any]:
+    """The machine's own function of :mod:`time`."""
+    return _stock[name]
 
 
 def _otherwise(name: str, mine: Callable[..., Any]) -> Callable[..., Any]:

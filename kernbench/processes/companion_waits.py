@@ -20,7 +20,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
-from kernbench.processes.companion import ADDRESS, Companion, clocks
+from kernbench.processes.companion import ADDRESS, STANDS_FOR, Companion, clocks, stock_clock
 
 _here: list[tuple[Companion, list[tuple[Any, str, Any]]]] = []
 """This process as a companion, and what was replaced: owner, name and what was there."""
@@ -46,12 +46,21 @@ def begin(module: Any = None) -> None:
         _install_module(_here[0][0], _here[0][1], module)
 
 
+def current() -> Companion | None:
+    """This process as a companion; None if it is none."""
+    return _here[0][0] if _here and _here[0][0].open else None
+
+
 def end() -> None:
     """The process becomes a rank: it is no companion any more, and none later. Idempotent."""
     if not _here:
         _here.append((_None(), []))
     companion, replaced = _here[0]
     companion.leave()
+    for module in [each for name, each in sys.modules.items() if name.partition(".")[0] == "kernbench"]:
+        for name, value in [*vars(module).items()]:
+            if isinstance(function_name := getattr(value, STANDS_FOR, None), str):
+                setattr(module, name, stock_clock(function_name))
     while replaced:
         owner, name, stock = replaced.pop()
         if stock is _INHERITED:

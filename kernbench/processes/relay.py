@@ -214,6 +214,8 @@ class Relay:
         except (EOFError, OSError):
             return False
         come = self._settled.popleft()
+        if come and self._keeper is not None and self._keeper.active:  # it comes from others, and they have got to now
+            self._me.clock = max(self._me.clock, self._simulation.engine.now)
         for item in come:
             self._handlers[item[0]](*item[1:])
         return bool(come)

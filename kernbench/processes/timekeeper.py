@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import heapq
 import hmac
+import json
 import math
 import mmap
 import os
@@ -29,6 +30,7 @@ from kernbench.processes.rank_process import Away, RankProcesses
 from kernbench.processes.seat import Address
 from kernbench.processes.stillness import Stillness
 from kernbench.sim_engine import Condition, GraphEngine
+from kernbench.simulation.ranks.serving_requests import Requests
 
 LOOKS = ((2e-4, 3), (5e-6, 1))
 """Looks that a loop over shared memory has after something has happened, before so much time (s) passes: as many loops may wait
@@ -39,6 +41,8 @@ SHORTEST, LONGEST = 5e-4, 0.05
 
 NOTICE = 60.0
 """Seconds of the machine's time for which something runs until that is said."""
+
+_LONGEST_SAID = 1 << 16
 
 _CREDENTIALS = struct.Struct("3i")
 
@@ -69,14 +73,16 @@ class Timekeeper:
 
     Args:
         engine: has the time.
+        requests: of serving engines, which companions tell of.
         tell: says something to the user.
 
     Attributes:
         launcher: the command's process, 0 before it has begun.
     """
 
-    def __init__(self, engine: GraphEngine, tell: Callable[[str], None]) -> None:
+    def __init__(self, engine: GraphEngine, requests: Requests, tell: Callable[[str], None]) -> None:
         self._engine = engine
+        self._requests = requests
         self._tell = tell
         self._address = Address.new()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
@@ -92,6 +98,7 @@ class Timekeeper:
         self._looked = 0
         self._stirred = True
         self._asked = False
+        self._pause = SHORTEST
         self._stillness = Stillness(self._processes)
         self._members: RankProcesses | None = None
         self.launcher = 0
@@ -152,7 +159,7 @@ class Timekeeper:
         heard = False
         while True:
             try:
-                said = each.socket.recv(256)
+                said = each.socket.recv(_LONGEST_SAID)
             except BlockingIOError:
                 return heard
             except OSError:
@@ -164,7 +171,10 @@ class Timekeeper:
                 each.limits.clear()
                 self._held = [item for item in self._held if item[0] is not each]
                 return heard
-            if len(said) == protocol.CALL.size:
+            if said[:1] == protocol.REPORT:
+                name, *args = json.loads(said[1:])
+                {"event": self._requests.event, "step": self._requests.step}[name](0, *args)
+            elif len(said) == protocol.CALL.size:
                 self._call(each, *protocol.CALL.unpack(said))
 
     def _admits(self, each: _Companion, said: bytes) -> bool:
@@ -322,7 +332,9 @@ class Timekeeper:
             return None
         self.show()
         if not self.stands_still():
-            return LONGEST / 4
+            self._pause = min(2 * self._pause, LONGEST)
+            return self._pause
+        self._pause = SHORTEST
         if self._let_look():
             return 0.0
         self._schedule()

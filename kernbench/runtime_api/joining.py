@@ -126,14 +126,15 @@ def join(rank: int, size: int, keep: Collection[str] = ()) -> None:
     Raises:
         KernbenchError: there is no simulation, or it refuses.
     """
-    # here: a process that is no rank does without the simulation's code
+    if _joined:
+        raise KernbenchError("this process is a rank already")
     from kernbench.processes import companion_waits
+
+    companion_waits.end()  # first: what is imported next keeps the machine's clock
+    # here: a process that is no rank does without the simulation's code
     from kernbench.processes.seat import Hello, Seat
     from kernbench.runtime_api.context import simulate
 
-    if _joined:
-        raise KernbenchError("this process is a rank already")
-    companion_waits.end()
     told = os.environ.get("WORLD_SIZE") == str(size)  # else what it says of nodes is of another world
     local = os.environ.get("LOCAL_WORLD_SIZE", "") if told else ""
     seat = Seat(os.environ[ADDRESS], Hello(rank, size, whole_number(local) or 0))

@@ -8,12 +8,18 @@ import subprocess
 import sys
 from multiprocessing import Pipe
 from pathlib import Path
+from socket import AF_UNIX, SOCK_SEQPACKET, socket
 from typing import Any
 
 import pytest
 
+from kernbench.processes.companion import CALL, TIMER
 from kernbench.processes.stillness import Stillness
 from kernbench.processes.timekeeper import Timekeeper
+from kernbench.sim_engine import GraphEngine
+from kernbench.simulation.ranks.serving_requests import Requests
+from kernbench.topology import resolve_topology
+from kernbench.trace.run_result import read_result
 
 RUN = [sys.executable, "-m", "kernbench", "run", "--no-data", "--system", "dgx_h100", "--no-summary", "--"]
 ENVIRON = {name: value for name, value in os.environ.items() if name != "CI"}
@@ -61,6 +67,68 @@ if __name__ == "__main__":
         at = time.perf_counter()
         began, ended = mine.recv()
         seen.append((in_time, at - asked, began - asked, ended - asked, time.perf_counter() - asked))
+    mine.send(0)
+    server.join()
+    print(seen)
+"""
+
+ENGINE = """
+import multiprocessing as mp, time
+import aiohttp, kernbench
+from rank import begin_rank, products
+
+def serve(pipe):
+    begin_rank()
+    pipe.send("ready")
+    while (said := pipe.recv()):
+        products(said)
+        pipe.send("done")
+
+if __name__ == "__main__":
+    mine, theirs = mp.Pipe()
+    mp.get_context("spawn").Process(target=serve, args=(theirs,)).start()
+    mine.recv()
+    kernbench.report_request("first", "arrived", tokens=7)
+    for step in range(3):
+        mine.send(20)
+        mine.recv()
+        kernbench.report_request("first", "token")
+        kernbench.report_engine_step(prefill=0 if step else 7, decode=1 if step else 0, running=1)
+    kernbench.report_request("first", "ended")
+    mine.send(0)
+"""
+
+THREAD = """
+import multiprocessing as mp, queue, threading, time
+import aiohttp
+from rank import begin_rank, products
+
+def serve(pipe):
+    begin_rank()
+    came = queue.Queue()
+
+    def listen():
+        while True:
+            came.put(pipe.recv())
+
+    threading.Thread(target=listen, daemon=True).start()
+    pipe.send("ready")
+    while (said := came.get()):
+        products(said)
+        pipe.send("done")
+
+if __name__ == "__main__":
+    mine, theirs = mp.Pipe()
+    server = mp.get_context("spawn").Process(target=serve, args=(theirs,))
+    server.start()
+    mine.recv()
+    seen = []
+    for pause in (0.0, 0.5, 0.5):
+        time.sleep(pause)
+        asked = time.perf_counter()
+        mine.send(20)
+        mine.recv()
+        seen.append(time.perf_counter() - asked)
     mine.send(0)
     server.join()
     print(seen)
@@ -182,16 +250,20 @@ print([waits, round(time.time())])
 """
 
 
-def _run(tmp_path: Path, script: str, **more: str) -> Any:
+def _run(tmp_path: Path, script: str) -> Any:
+    return ast.literal_eval(_output(tmp_path, script))
+
+
+def _output(tmp_path: Path, script: str, run: list[str] = RUN) -> str:
     (tmp_path / "aiohttp.py").write_text("'A package by which processes talk to others.'")
     (tmp_path / "rank.py").write_text(RANK)
     (tmp_path / "script.py").write_text(script)
-    environ = {**ENVIRON, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.getcwd()]), **more}
+    environ = {**ENVIRON, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.getcwd()])}
     found = subprocess.run(
-        [*RUN, sys.executable, "script.py"], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=600
+        [*run, sys.executable, "script.py"], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=600
     )
     assert (found.returncode, found.stderr) == (0, "")
-    return ast.literal_eval(found.stdout)
+    return found.stdout
 
 
 def test_a_client_waits_for_a_rank_in_virtual_time(tmp_path: Path) -> None:
@@ -201,6 +273,22 @@ def test_a_client_waits_for_a_rank_in_virtual_time(tmp_path: Path) -> None:
         assert began == pytest.approx(0.0, abs=1e-5)
         assert answered == pytest.approx(ended, abs=1e-5)
         assert 0.02 < ended < 0.04, "20 products of 1.1e12 operations each, at 6 to 8e14 a second"
+
+
+def test_a_thread_of_a_rank_brings_what_a_client_asks(tmp_path: Path) -> None:
+    first, *others = _run(tmp_path, THREAD)
+    assert 0.02 < first < 0.04
+    assert others == pytest.approx([first, first], rel=1e-3)
+
+
+def test_an_engine_whose_scheduler_is_no_rank_tells_of_its_requests(tmp_path: Path) -> None:
+    run = [*RUN[:-2], "--json", "result.json", "--"]
+    assert _output(tmp_path, ENGINE, run) == ""
+    found = read_result(tmp_path / "result.json").serving
+    assert found is not None
+    assert (found.requests, found.ended, found.prompt_tokens, found.generated_tokens, found.steps) == (1, 1, 7, 3, 3)
+    assert found.tpot.mean == pytest.approx(found.ttft.mean, rel=1e-3)
+    assert 0.02 < found.tpot.mean < 0.04
 
 
 def test_loops_that_look_at_shared_memory(tmp_path: Path) -> None:
@@ -269,13 +357,7 @@ def _await(true: Any) -> None:
 
 
 def test_who_does_not_know_the_key_is_not_heard() -> None:
-    from socket import AF_UNIX, SOCK_SEQPACKET, socket
-
-    from kernbench.processes.companion import CALL, TIMER
-    from kernbench.sim_engine import GraphEngine
-    from kernbench.topology import resolve_topology
-
-    keeper = Timekeeper(GraphEngine(resolve_topology("dgx_h100").topology_obj), print)
+    keeper = Timekeeper(GraphEngine(resolve_topology("dgx_h100").topology_obj), Requests(), print)
     name, key, _ = next(iter(keeper.variables.values())).split(" ")
     for shown, active in (("0" * len(key), False), (key, True)):
         with socket(AF_UNIX, SOCK_SEQPACKET) as end:
