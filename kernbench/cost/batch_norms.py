@@ -3,7 +3,7 @@
 Statistics are those of a channel. With channels first, torch's kernel (Normalization.cuh) and cuDNN's have a block of threads
 for each channel, which passes over all of it, so that few channels leave most of a GPU idle; with channels last all PEs read
 rows of channels. cuDNN computes in 32 bits and in fp16; torch does in bf16, of matrices, and for gradients of norms that are
-not trained. What has no other source was measured on an H100 [H] (ADR 0252).
+not trained. What has no other source was measured on an H100 [H] (ADR 0253).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A pool has a thread for each element of its result, which finds the pixels that it sees; the gradient of a pool over two
 dimensions has one for each pixel, that of one over three puts what comes back into zeros. Adaptive pools have a block for each
-channel of each image. Readings of an H100 [H] (kernbench.programs.gpu_times, ADR 0252); layouts differ where filters of sizes
+channel of each image. Readings of an H100 [H] (kernbench.programs.gpu_times, ADR 0253); layouts differ where filters of sizes
 read neighbours.
 """
 
@@ -14,7 +14,7 @@ from math import prod
 
 from kernbench.cost.estimate import Estimate
 from kernbench.cost.memory_bound import OPS, traffic_time
-from kernbench.cost.operands import Operand, Operands
+from kernbench.cost.operands import Operand, Operands, everything
 from kernbench.topology.device import DeviceSpec
 from kernbench.topology.dtypes import ITEM_BYTES
 
@@ -49,7 +49,6 @@ def pool_time(
         given, made: its tensors: an image first, or the gradient of a result and then an image.
         gradient: whether it is a gradient.
     """
-    tensors = sorted((*given, *made), key=lambda each: prod(each.shape))
     few, many = (made[0], given[0]) if made else (given[0], given[0])
     if gradient:
         few, many = (given[0], made[0]) if made else (given[0], given[0])
@@ -61,8 +60,7 @@ def pool_time(
             seconds *= _ATOMIC_16
     else:
         seconds = _pooled(kind, few, many, gradient)
-    moved = sum(each.nbytes for each in tensors)
-    found = traffic_time(spec, OPS["copy"], many.shape, moved)
+    found = traffic_time(spec, OPS["copy"], many.shape, everything(given, made))
     start = traffic_time(spec, OPS["copy"], (), 0.0).seconds
     computing = start + seconds * _LANES / (spec.pes * spec.clock)
     if computing <= found.seconds:

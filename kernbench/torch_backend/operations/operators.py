@@ -252,8 +252,10 @@ class TorchOperator:
         ]
         returned = {name for each in schema.returns if each.alias_info for name in each.alias_info.before_set}
         returns_written = [each.alias_info is not None and each.alias_info.is_write for each in schema.returns]
-        if self.kind == CUSTOM or matrix or (row is not None and row.model is Model.BATCH_NORM):
-            flags = [(place, semantics.FLAGS[place.name]) for place, _ in arguments if place.name in semantics.FLAGS]
+        norm = row is not None and row.model is Model.BATCH_NORM
+        if self.kind == CUSTOM or matrix or norm:
+            named = semantics.EVALUATES if norm else semantics.FLAGS
+            flags = [(place, named[place.name]) for place, _ in arguments if place.name in named]
             self.flag = flags[-1] if flags else None
         if row is not None and row.model is Model.PRODUCT:
             self.rounds = rounds = _convolutions_round if row.library == DNN else _products_round
@@ -266,7 +268,8 @@ class TorchOperator:
             spread = [place for place, _ in arguments if row.convolves and place.name == "dilation"]
             self.dilation = spread[0] if spread else None
             if not row.convolves:
-                self.beside = lambda args: [is_channels_last(args)]
+                others = self.beside or _nothing
+                self.beside = lambda args: [is_channels_last(args), *others(args)]
         self.writes = tuple([place for place, _ in written])
         self.unreturned = tuple([
             place for place, each in written if not returned.intersection(each.alias_info.before_set)
@@ -298,8 +301,8 @@ class TorchOperator:
         return self.check is not None and any(each.dtype.itemsize == 1 for each in inputs)
 
     def is_flagged(self, args: Any, kwargs: Any) -> bool:
-        """Whether an attention has to skip what comes later, a product in eight bits to keep its sums in 32 bits, or one of
-        fp32 may be computed in TF32."""
+        """Whether an attention has to skip what comes later, a product in eight bits to keep its sums in 32 bits, one of
+        fp32 may be computed in TF32, or a norm over a batch takes no statistics."""
         if self.flag is None:
             return self.rounds is not None and any(_is_wide(each) for each in args) and self.rounds()
         (at, name), value = self.flag
@@ -373,6 +376,10 @@ class TorchOperator:
         if on_gpu and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CUDA"):
             keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
         return func.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, *args, **kwargs)
+
+
+def _nothing(args: Any) -> list[Any]:
+    return []
 
 
 def _is_wide(value: Any) -> bool:
