@@ -154,3 +154,23 @@ def test_a_convolution_s_workspace_is_part_of_the_peak() -> None:
 
     recorded(worker, data=False)
     assert peaks == [pytest.approx(187.9, abs=0.2)]
+
+
+@pytest.mark.parametrize("data", [True, False])
+def test_autocast_of_a_gpu_leaves_pools_of_volumes_in_16_bits(data: bool) -> None:
+    formats = []
+
+    def worker() -> None:
+        x = torch.ones(2, 3, 4, 8, 8, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+        with torch.autocast("cuda", torch.bfloat16):
+            for pool in (nn.MaxPool3d(2), nn.AvgPool3d(2), nn.ReplicationPad3d(1), nn.AdaptiveAvgPool3d(2)):
+                y = pool(x)
+                formats.append(y.dtype)
+                y.sum().backward()
+        grid = torch.zeros(2, 4, 4, 2, device="cuda", dtype=torch.bfloat16)
+        with torch.autocast("cuda", torch.bfloat16):
+            formats.append(nn.functional.grid_sample(x.detach()[:, :, 0], grid, align_corners=False).dtype)
+
+    names, _ = recorded(worker, data=data)
+    assert formats == 5 * [torch.bfloat16]
+    assert names["max_pool3d_with_indices"] == 1
