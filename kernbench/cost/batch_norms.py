@@ -3,7 +3,7 @@
 Statistics are those of a channel. With channels first, torch's kernel (Normalization.cuh) and cuDNN's have a block of threads
 for each channel, which passes over all of it, so that few channels leave most of a GPU idle; with channels last all PEs read
 rows of channels. cuDNN computes in 32 bits and in fp16; torch does in bf16, of matrices, and for gradients of norms that are
-not trained. What has no other source was measured on an H100 [H] (ADR 0252).
+not trained. What has no other source was measured on an H100 [H] (ADR 0253).
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _SHARED = 0.3  # a block keeps n^-0.3 of its rate beside n - 1 others on its PE 
 _RESIDENT = 4  # blocks of 512 threads on a PE
 _PLANE = 0.63e-9  # seconds of a channel of an image that is written by a warp of its own, on an H100's PEs [H]
 
-# Passes with channels last, or where bytes limit: of what is read and written, in units of the input, the share of a copy's
-# bandwidth [H].
+# Passes with channels last, or where bytes limit: what is read and written, in units of the input, and the share of a copy's
+# bandwidth [H]. Statistics take as long in 32 bits as in 16.
 _TRANSFORM = {"torch": (2, 0.62), "cudnn": (2, 0.85)}
 _STATISTICS = (1, 0.22)
 _CUDNN_FIRST = {False: (3, 0.86), True: (5, 0.80)}
@@ -59,7 +59,7 @@ def batch_norm_time(
         if not evaluated and cudnn:
             passes, computing = [(_CUDNN_LAST if last else _CUDNN_FIRST)[False]], 0.0
         elif not evaluated and last:
-            passes.insert(0, _STATISTICS)
+            passes.insert(0, (_STATISTICS[0] * 2 / width, _STATISTICS[1]))
     elif last:
         passes += (
             [_CUDNN_LAST[True]]
@@ -73,7 +73,8 @@ def batch_norm_time(
     times = [traffic_time(spec, _at(share * narrow), of.shape, count * of.nbytes) for count, share in passes]
     start = start_of(spec, False)
     moving = sum(each.seconds for each in times) - start * len(times)
-    start *= len(times) + (0 if cudnn else 2)  # of torch's, running statistics and what blocks add up in
+    if not cudnn:  # running statistics, and what blocks add up in, beside each other with channels last
+        start *= len(times) + (2 if evaluated or not last else 4)
     if not last and (gradient or not evaluated):
         by_channel = _by_channel(spec, of, _RATES[whose, gradient])
         if cudnn or gradient:
@@ -85,9 +86,9 @@ def batch_norm_time(
 
 
 def _at(share: float) -> OpKind:
-    """A copy at a share of its bandwidth, of the memory's as of the cache's."""
+    """A copy at a share of its bandwidth; a cache helps those that are not held up by their own sums."""
     copy = OPS["copy"]
-    return replace(copy, pace=copy.pace * share, ceiling=share)
+    return replace(copy, pace=share * (copy.pace if share > 0.5 else 1.0), ceiling=share)
 
 
 def _by_channel(spec: DeviceSpec, of: Operand, rate: float) -> float:

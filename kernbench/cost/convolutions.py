@@ -4,7 +4,7 @@ A kernel multiplies ``[pixels, channels x filter]``, which it reads from the ima
 filters. It wants the channels of a pixel beside each other, in pieces of 16 bytes. Images with channels first are copied there
 and back for each pass, but for filters of one pixel, which are products of each image as it lies. Filters of one channel each
 (depthwise) have kernels of their own, torch's for channels first and cuDNN's for channels last, that take one element of what
-they make after the other, tap by tap. What has no other source was measured on an H100 [H] (ADR 0236, ADR 0247, ADR 0252).
+they make after the other, tap by tap. What has no other source was measured on an H100 [H] (ADR 0236, ADR 0247, ADR 0253).
 """
 
 from __future__ import annotations

@@ -116,9 +116,7 @@ def picked_rows_gradient(given: Operands, made: Operands) -> float:
 # -- embeddings [K] Embedding.cu, [I] EmbeddingBackwardKernel.cuh ----------------------------------------------------------
 
 _FEW_INDICES = 3072  # up to which one kernel adds the rows up
-_SORTED_LAUNCHES = (
-    16  # radix sort of the indices (about 8), segments and their prefix sums (5), partial sums, sums, zeros
-)
+_SORTED_LAUNCHES = 31  # radix sort of the indices, segments and their prefix sums, partial sums, sums, zeros [H]
 _PARTIAL = 10  # rows of a partial sum
 
 
@@ -127,8 +125,10 @@ def _indices(given: Operands) -> int:
 
 
 def embedding_gradient_launches(given: Operands, made: Operands) -> int:
-    """Few indices: zeros, and one kernel; else the indices are sorted and the rows of each added up by parts."""
-    return 2 if _indices(given) <= _FEW_INDICES else _SORTED_LAUNCHES
+    """Few indices, or bags that keep their largest: zeros, and one kernel; else the indices are sorted and the rows of each
+    added up by parts."""
+    picked = any(each.shape == given[0].shape for each in given[1:])
+    return 2 if picked or _indices(given) <= _FEW_INDICES else _SORTED_LAUNCHES
 
 
 def embedding_gradient(given: Operands, made: Operands) -> float:

@@ -48,6 +48,9 @@ CHANNELS_LAST = "channels last"
 SPREAD = "spread"
 """What is said besides of a convolution whose filters are dilated by more than 8."""
 
+OVERLAPS = "overlapping"
+"""What is said besides of a pool whose windows overlap."""
+
 _FREE = Estimate(0.0, 0.0, 0.0, "view")
 _NO_LAUNCH = (Kind.VIEW, Kind.METADATA, Kind.ALLOCATION)
 _UNKNOWN = Operator()  # every operand is read and every result written, once
@@ -255,7 +258,9 @@ def _by_batch(row: Operator, given: Operands, made: Operands, device: DeviceSpec
 
 
 def _by_pool(row: Operator, given: Operands, made: Operands, device: DeviceSpec, flag: bool) -> Estimate:
-    return pool_time(device, row.variant, given, made, gradient=row.gradient, channels_last=row.channels_last)
+    return pool_time(
+        device, row.variant, given, made, gradient=row.gradient, channels_last=row.channels_last, overlaps=row.overlaps
+    )
 
 
 def _by_table(row: Operator, given: Operands, made: Operands, device: DeviceSpec, flag: bool) -> Estimate | None:
@@ -410,7 +415,8 @@ class OpCosts:
         A dtype is whatever ``str`` names: torch's own, or a name. ``flag``: of an attention, it is causal; of a product in
         eight bits, its sums are kept in 32 bits; of one of fp32, it may be computed in TF32; of a batch norm, it is not
         trained. ``layout``: of a copy, ``"transpose"`` (rows become columns), ``"strided"`` (one of both has gaps), or nothing;
-        of images :data:`CHANNELS_LAST` or another, with :data:`SPREAD`.
+        of images :data:`CHANNELS_LAST` or another, with :data:`SPREAD` or
+        :data:`OVERLAPS`.
         """
         flat = (name, flag, layout, len(inputs), *(part for tensor in (*inputs, *outputs) for part in tensor))
         cost = self._known.get(flat)
@@ -453,7 +459,9 @@ class OpCosts:
             return cost
         row = find(name) if stated is None else find(stated.like)
         if layout and row is not None and row.images:
-            row = replace(row, channels_last=CHANNELS_LAST in layout, spread=SPREAD in layout)
+            row = replace(
+                row, channels_last=CHANNELS_LAST in layout, spread=SPREAD in layout, overlaps=OVERLAPS in layout
+            )
         elif layout and row is not None and row.pace == "copy":
             row = replace(row, kind=Kind.COMPUTE, pace=layout)
         found = _estimate(row or _UNKNOWN, given, made, self._device, flag, self._cold)

@@ -60,6 +60,7 @@ class Operator:
         images: whether its time depends on how the channels of images lie.
         channels_last: of images: whether the channels of a pixel are beside each other.
         spread: of a convolution: whether its filters are dilated by more than 8.
+        overlaps: of a pool: whether its windows overlap.
         evaluated: of a batch norm: whether it never takes statistics.
         adds: whether the first operand is added to the product.
         groups: whether a batch of products is one of groups, of which each has operands of its own.
@@ -90,6 +91,7 @@ class Operator:
     images: bool = False
     channels_last: bool = False
     spread: bool = False
+    overlaps: bool = False
     evaluated: bool = False
     adds: bool = False
     groups: bool = False

@@ -2,7 +2,7 @@
 
 A pool has a thread for each element of its result, which finds the pixels that it sees; the gradient of a pool over two
 dimensions has one for each pixel, that of one over three puts what comes back into zeros. Adaptive pools have a block for each
-channel of each image. Readings of an H100 [H] (kernbench.programs.gpu_times, ADR 0252); layouts differ where filters of sizes
+channel of each image. Readings of an H100 [H] (kernbench.programs.gpu_times, ADR 0253); layouts differ where filters of sizes
 read neighbours.
 """
 
@@ -14,12 +14,13 @@ from math import prod
 
 from kernbench.cost.estimate import Estimate
 from kernbench.cost.memory_bound import OPS, traffic_time
-from kernbench.cost.operands import Operand, Operands
+from kernbench.cost.operands import Operand, Operands, everything
 from kernbench.topology.device import DeviceSpec
 from kernbench.topology.dtypes import ITEM_BYTES
 
 _LANES = 132 * 1.83e9
 _PIXEL = (7.5e-12, 1.5e-12)  # of an element of a pool's result, and of each pixel that there is for one
+_OVERLAPPING = 1.4  # of the largest of windows that overlap: 3 x 3 at a stride of 2
 _BACK = {
     "largest": 10e-12,
     "average": 19e-12,
@@ -40,16 +41,17 @@ last. An image of 16 bits is added up in them, which takes twice as long; ``near
 
 
 def pool_time(
-    spec: DeviceSpec, kind: str, given: Operands, made: Operands, *, gradient: bool = False, channels_last: bool = False
-) -> Estimate:
+    spec: DeviceSpec, kind: str, given: Operands, made: Operands, *, gradient: bool = False, channels_last: bool = False,
+    overlaps: bool = False,
+) -> Estimate:  # fmt: skip
     """How long an operator on images takes.
 
     Args:
         kind: ``"largest"``, ``"average"``, ``"adaptive"``, or one of :data:`SIZES`.
         given, made: its tensors: an image first, or the gradient of a result and then an image.
         gradient: whether it is a gradient.
+        overlaps: whether windows of a pool overlap.
     """
-    tensors = sorted((*given, *made), key=lambda each: prod(each.shape))
     few, many = (made[0], given[0]) if made else (given[0], given[0])
     if gradient:
         few, many = (given[0], made[0]) if made else (given[0], given[0])
@@ -61,8 +63,9 @@ def pool_time(
             seconds *= _ATOMIC_16
     else:
         seconds = _pooled(kind, few, many, gradient)
-    moved = sum(each.nbytes for each in tensors)
-    found = traffic_time(spec, OPS["copy"], many.shape, moved)
+        if overlaps and kind == "largest" and not gradient:
+            seconds *= _OVERLAPPING
+    found = traffic_time(spec, OPS["copy"], many.shape, everything(given, made))
     start = traffic_time(spec, OPS["copy"], (), 0.0).seconds
     computing = start + seconds * _LANES / (spec.pes * spec.clock)
     if computing <= found.seconds:

@@ -74,7 +74,7 @@ def _itemsize(operand: Operand) -> float:
 _FEW = 3072  # indices up to which one kernel adds the rows up
 _FEW_ROW = 0.031e-6  # of an index, which it takes one after the other
 _PICKED = 18e-12  # of an element that goes where the largest of a bag was
-_SORTING = 31 * 3.0e-6  # of its small kernels: a radix sort, segments, prefix sums
+_SORTING = 31 * 2.0e-6  # of its small kernels, beside their launches: a radix sort, segments, prefix sums
 _ADDED, _SCATTERED = 0.30, 0.27  # of the copy bandwidth: of partial sums, and of what adds these up [H]
 _FP32 = 4
 

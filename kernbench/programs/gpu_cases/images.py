@@ -81,7 +81,7 @@ _UNET = (
 )  # fmt: skip
 
 
-def _kinds() -> Iterator[tuple[str, Filtered, torch.dtype, bool, tuple[str, ...]]]:
+def kinds() -> Iterator[tuple[str, Filtered, torch.dtype, bool, tuple[str, ...]]]:
     """Kind, sizes, format, whether channels are last, directions."""
     for dtype, last in ((BF16, False), (FP32, False), (BF16, True), (FP32, True)):
         for what in _DEPTHWISE:
@@ -112,7 +112,7 @@ def _kinds() -> Iterator[tuple[str, Filtered, torch.dtype, bool, tuple[str, ...]
 
 def filters() -> Iterator[Case]:
     """Convolutions that the ten of :mod:`layers` are not like."""
-    for kind, what, dtype, last, directions in _kinds():
+    for kind, what, dtype, last, directions in kinds():
         for direction in directions:
             layout = "last" if last else "first"
             title = f"{SHORT[dtype]} {layout} {what}"

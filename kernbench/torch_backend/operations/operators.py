@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kernbench.cost.convolution_shapes import is_channels_last
-from kernbench.cost.op_estimates import CHANNELS_LAST, SPREAD, is_matrix_operation
+from kernbench.cost.op_estimates import CHANNELS_LAST, OVERLAPS, SPREAD, is_matrix_operation
 from kernbench.cost.operator import Kind, Model, Operator
 from kernbench.cost.operators import find
 from kernbench.memory.workspaces import DNN
@@ -71,6 +71,7 @@ _RUN_ELSEWHERE = frozenset({"c10d", "c10d_functional", "symm_mem", "profiler", "
 _WRITTEN_IN_PYTHON = frozenset({"torch_nn", "_c10d_functional_autograd"})
 """Namespaces of what torch composes of other operations, in Python."""
 _SIZES = ("SymInt[]", "int[]", "List[int]")
+_WINDOWS = ("dilation", "kernel_size", "stride")
 _FAR = 8  # pixels between taps, beyond which a convolution is one of others
 _SHAPES_BY_VALUE = (torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output)
 
@@ -163,7 +164,7 @@ class TorchOperator:
         flag: the argument that changes what it costs, and the value that does; None if it has none.
         copies: it copies one tensor.
         images: it is of images, whose layout its time depends on: a convolution, a pool, a batch norm.
-        dilation: the argument that says how far the taps of its filters are apart; None if it has none.
+        windows: arguments that say which pixels a filter or a pool sees, by name.
         rounds: says whether a product of fp32 may be computed in TF32, as the program has set it; None for other operators.
         beside: what its cost depends on beside shapes and numbers, from its arguments; None: nothing.
         draws: it draws random numbers.
@@ -205,7 +206,7 @@ class TorchOperator:
         self.rounds: Callable[[], bool] | None = None
         self.beside: Callable[[Any], list[Any]] | None = _strides if self.copies else None
         self.multiplies = self.allocates = self.host_reads = self.images = False
-        self.dilation: Argument | None = None
+        self.windows: dict[str, Argument] = {}
         self.row: Operator | None = None
         self.check: Check | None = None
         self.flag: tuple[Argument, bool] | None = None
@@ -252,8 +253,10 @@ class TorchOperator:
         ]
         returned = {name for each in schema.returns if each.alias_info for name in each.alias_info.before_set}
         returns_written = [each.alias_info is not None and each.alias_info.is_write for each in schema.returns]
-        if self.kind == CUSTOM or matrix or (row is not None and row.model is Model.BATCH_NORM):
-            flags = [(place, semantics.FLAGS[place.name]) for place, _ in arguments if place.name in semantics.FLAGS]
+        norm = row is not None and row.model is Model.BATCH_NORM
+        if self.kind == CUSTOM or matrix or norm:
+            named = semantics.EVALUATES if norm else semantics.FLAGS
+            flags = [(place, named[place.name]) for place, _ in arguments if place.name in named]
             self.flag = flags[-1] if flags else None
         if row is not None and row.model is Model.PRODUCT:
             self.rounds = rounds = _convolutions_round if row.library == DNN else _products_round
@@ -263,10 +266,10 @@ class TorchOperator:
                 self.beside = lambda args: [rounds()] if any(_is_wide(each) for each in args) else []
         if row is not None and row.images:
             self.images = True
-            spread = [place for place, _ in arguments if row.convolves and place.name == "dilation"]
-            self.dilation = spread[0] if spread else None
+            self.windows = {place.name: place for place, _ in arguments if place.name in _WINDOWS}
             if not row.convolves:
-                self.beside = lambda args: [is_channels_last(args)]
+                others = self.beside or _nothing
+                self.beside = lambda args: [is_channels_last(args), *others(args)]
         self.writes = tuple([place for place, _ in written])
         self.unreturned = tuple([
             place for place, each in written if not returned.intersection(each.alias_info.before_set)
@@ -298,18 +301,24 @@ class TorchOperator:
         return self.check is not None and any(each.dtype.itemsize == 1 for each in inputs)
 
     def is_flagged(self, args: Any, kwargs: Any) -> bool:
-        """Whether an attention has to skip what comes later, a product in eight bits to keep its sums in 32 bits, or one of
-        fp32 may be computed in TF32."""
+        """Whether an attention has to skip what comes later, a product in eight bits to keep its sums in 32 bits, one of
+        fp32 may be computed in TF32, or a norm over a batch takes no statistics."""
         if self.flag is None:
             return self.rounds is not None and any(_is_wide(each) for each in args) and self.rounds()
         (at, name), value = self.flag
         return bool((kwargs or {}).get(name, args[at] if at < len(args) else False)) is value
 
     def layout(self, args: Any, kwargs: Any) -> str:
-        """How the images that it is of lie, and whether its filters are dilated by much."""
+        """How the images that it is of lie, whether filters are dilated by much, and whether windows overlap."""
         found = CHANNELS_LAST if is_channels_last(args) else "channels first"
-        apart = self.dilation.of(args, kwargs) if self.dilation is not None else None
-        return f"{found}, {SPREAD}" if apart and max(apart) > _FAR else found
+        if not self.windows:
+            return found
+        apart, side, stride = (
+            [*(self.windows[name].of(args, kwargs) or ())] if name in self.windows else [] for name in _WINDOWS
+        )
+        if apart and max(apart) > _FAR:
+            found = f"{found}, {SPREAD}"
+        return f"{found}, {OVERLAPS}" if side and stride and max(side) > min(stride) else found
 
     def is_non_blocking(self, args: Any, kwargs: Any) -> bool:
         """Whether a copy is not to wait for its end."""
@@ -373,6 +382,10 @@ class TorchOperator:
         if on_gpu and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CUDA"):
             keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CUDA)
         return func.redispatch(keys & torch._C._after_ADInplaceOrView_keyset, *args, **kwargs)
+
+
+def _nothing(args: Any) -> list[Any]:
+    return []
 
 
 def _is_wide(value: Any) -> bool:

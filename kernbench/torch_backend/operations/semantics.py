@@ -27,9 +27,12 @@ COPIES = frozenset(("clone", "copy_", "_to_copy"))
 INNER = frozenset(("t", "_unsafe_view", "_reshape_alias"))
 """Views that operators of torch take (``linear``, ``matmul``, ``reshape``) and programs hardly do."""
 
-FLAGS = {"is_causal": True, "causal": True, "use_fast_accum": False, "train": False, "training": False}
+FLAGS = {"is_causal": True, "causal": True, "use_fast_accum": False}
 """Arguments of matrix operations that change what they cost, with the value that does: an attention is causal, a product in
-eight bits keeps its sums in 32 bits; a batch norm takes no statistics."""
+eight bits keeps its sums in 32 bits."""
+
+EVALUATES = {"train": False, "training": False}
+"""The same of a norm over the batch, which then takes no statistics."""
 
 MAKES_NESTED = frozenset({
     "_nested_tensor_from_tensor_list", "_nested_from_padded", "_nested_tensor_from_mask", "_nested_view_from_buffer",

@@ -33,8 +33,12 @@ _IN_32_BITS = (
 )  # fmt: skip
 _WIDENING = {"softmax.int": "_softmax", "log_softmax.int": "_log_softmax"}
 """Operators that may be told a dtype, and the kernel that each has for float16."""
-_AS_IT_IS = ("cross_entropy_loss",)
-"""Operators that a CPU's autocast computes in 32 bits as a whole, and a GPU's by what they consist of."""
+_IMAGES = (
+    "max_pool3d", "avg_pool3d", "adaptive_avg_pool3d", "max_unpool2d", "max_unpool3d", "grid_sampler", "reflection_pad1d",
+    "reflection_pad2d", "replication_pad1d", "replication_pad2d", "replication_pad3d",
+)  # fmt: skip
+_AS_IT_IS = ("cross_entropy_loss", *_IMAGES)
+"""Operators that a CPU's autocast computes in 32 bits as a whole, and a GPU's as they come, or by what they consist of."""
 _NARROW = (torch.float16, torch.bfloat16)
 _KEY = "AutocastCPU"
 
@@ -42,8 +46,8 @@ RELIES_ON = (
     Reliance("torch._C", "a kernel of autocast goes on below it, and is given where there is none", has=(
         "_ExcludeDispatchKeyGuard", "DispatchKey", "DispatchKeySet", "_dispatch_has_kernel_for_dispatch_key",
     )),
-    Reliance("torch.ops.aten", "operators that a GPU's autocast computes in 32 bits",
-             has=tuple(sorted({name.partition(".")[0] for name in (*_IN_32_BITS, *_WIDENING)}))),
+    Reliance("torch.ops.aten", "operators that a GPU's autocast computes in 32 bits, or leaves",
+             has=tuple(sorted({name.partition(".")[0] for name in (*_IN_32_BITS, *_WIDENING, *_AS_IT_IS)}))),
 )  # fmt: skip
 
 
@@ -81,9 +85,12 @@ def _in_32_bits(overload: Any, inside: Any) -> Callable[..., Any]:
 
 def _as_it_is(overload: Any) -> Callable[..., Any]:
     def compute(*args: Any, **kwargs: Any) -> Any:
-        if any(isinstance(each, torch.Tensor) and _on_a_gpu(each) for each in args):
+        on_a_gpu = any(isinstance(each, torch.Tensor) and _on_a_gpu(each) for each in args)
+        if on_a_gpu and overload._can_decompose():
             return overload.decompose(*args, **kwargs)
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
+            if on_a_gpu:
+                return overload(*args, **kwargs)
             return overload(*map(_wide, args), **{name: _wide(each) for name, each in kwargs.items()})
 
     return compute

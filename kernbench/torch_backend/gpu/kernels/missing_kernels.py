@@ -11,6 +11,11 @@ from kernbench.torch_backend.relies_on import Reliance
 
 RELIES_ON = (
     Reliance("torch.ops.aten._native_batch_norm_legit_no_training.default", "weight and bias follow the input", has=("_op",)),
+    *(
+        Reliance(f"torch.ops.aten.{name}{back}.default._op", "the first operand's format is that of the result")
+        for name in ("max_pool3d_with_indices", "avg_pool3d", "grid_sampler_2d", "reflection_pad2d", "replication_pad2d")
+        for back in ("", "_backward")
+    ),
     Reliance("torch.ops.aten.native_batch_norm_backward.default._op", "gradient, input and weight come first"),
 )  # fmt: skip
 
@@ -54,6 +59,31 @@ def _batch_norm_backward(call: Any) -> Any:
     return compute
 
 
+def _narrow(call: Any) -> Any:
+    """What a GPU computes in 16 bits and a CPU may not: in 32, and rounded."""
+
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        first = args[0]
+        if first.dtype not in (torch.float16, torch.bfloat16):
+            return call(*args, **kwargs)
+        found = call(*(_float(each) for each in args), **kwargs)
+        if isinstance(found, torch.Tensor):
+            return found.to(first.dtype)
+        return tuple(each.to(first.dtype) if each is not None and each.is_floating_point() else each for each in found)
+
+    return compute
+
+
+def _float(value: Any) -> Any:
+    return value.float() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+
+_IMAGES = (
+    "max_pool3d_with_indices avg_pool3d _adaptive_avg_pool3d grid_sampler_2d grid_sampler_3d reflection_pad1d reflection_pad2d "
+    "replication_pad1d replication_pad2d replication_pad3d"
+)
+"""Operators on images, with gradients, that CPUs need not have in 16 bits."""
+
 _aten = torch.ops.aten
 _KERNELS: dict[str, Any] = {
     **{
@@ -61,6 +91,11 @@ _KERNELS: dict[str, Any] = {
         for func in (_aten.native_batch_norm.default, _aten._native_batch_norm_legit_no_training.default)
     },
     "aten::native_batch_norm_backward": _batch_norm_backward(_aten.native_batch_norm_backward.default._op),
+    **{
+        func.name(): _narrow(func._op)
+        for name in _IMAGES.split()
+        for func in (getattr(_aten, name).default, getattr(_aten, f"{name}_backward").default)
+    },
     "aten::histc": _histc,
     "aten::trace": _trace,
     **fused_attention.KERNELS,
