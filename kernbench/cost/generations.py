@@ -90,6 +90,7 @@ class GemmKernels(Spec):
     Attributes:
         efficiency: share of the matrix peak that the inner loop sustains under power and clock limits, by format.
         operand_reuse: operand bytes that reach the PEs per byte of L2 bandwidth: multicast to a cluster, L1 hits.
+        own_reuse: the same for kernels of one's own, which have no multicast; 0: not known, as the library's.
         pe_share: most operand bytes of one PE, in units of its share of the L2 bandwidth.
         resident: share of the last cache within which operands are read from memory only once.
         read_share, store_share: of copy bandwidth, for operands and results.
@@ -113,6 +114,7 @@ class GemmKernels(Spec):
 
     efficiency: Mapping[str, float]
     operand_reuse: float
+    own_reuse: float = 0.0
     pe_share: float
     resident: float
     read_share: float

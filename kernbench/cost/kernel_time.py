@@ -9,15 +9,19 @@ Runtime, autotuning and ``do_bench`` all ask here.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from heapq import heapify, heapreplace
 from math import ceil, inf
 from typing import Any, Protocol
 
+from kernbench.cost.contention import Contention
 from kernbench.cost.devices import resolve_device
 from kernbench.cost.estimate import Estimate
 from kernbench.cost.gemm import efficiency, kernels_of, shared_memory, sustained, tile_share
 from kernbench.cost.generations import GemmKernels
 from kernbench.cost.memory_bound import cache_share, start_of, traffic_when_cold
+from kernbench.cost.tile_products import AWAITED, TileProduct, format_of, lines, product_seconds
 from kernbench.topology.device import DeviceSpec
 
 
@@ -33,6 +37,11 @@ class LaunchCounts(Protocol):
     wave_read: tuple[int, int] | None
     atomics: int
     trips: dict[str, int]
+    contention: Contention | None
+    products: dict[TileProduct, int]
+    contiguous: dict[int, int]
+    waiting: tuple[int, int] | None
+    turns: tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
@@ -50,7 +59,6 @@ class Resources:
 _REGISTER_BYTES = 4
 _WARP_REGISTERS = 256  # registers are given to a warp in units of this many
 _MATRIX_WARPS = 4  # an SM has four matrix engines, each fed by its own warps; so has a CU four SIMDs
-_DTYPES = {"f64": "fp64", "f32": "tf32", "f16": "fp16", "bf16": "bf16", "i8": "int8"}
 _EXPOSED = 0.75  # of vector and special operations: the rest runs while the matrix engines do (flash attention)
 _STREAMED = (
     8  # times as many bytes read as written: weights, which nothing has brought to a cache since the step before
@@ -71,7 +79,9 @@ def kernel_time(
       fewer than four warps the engines are partly idle; small tiles keep them waiting for operands); the bytes that its
       programs load at its share of the cache (spilled registers are loaded too); and the chain of a program's trips, each
       a load and its use, where software pipelining has ``num_stages - 1`` loads on their way. Blocks begin and end once
-      per wave.
+      per wave. Programs of different numbers of trips take their turns in the order of the grid, as PEs come free.
+    - Products of tiles take what the instructions do that they become (:mod:`kernbench.cost.tile_products`); atomic updates
+      what they wait for one another (:mod:`kernbench.cost.contention`).
     - The launch is never faster than its distinct bytes at what memory sustains. What a wave reads again comes from the last
       cache; what the next wave reads again does so if it fits, else from memory.
 
@@ -82,8 +92,8 @@ def kernel_time(
         cold: the operands are in memory, and the launch is timed alone, as ``do_bench`` does.
 
     Returns:
-        An :class:`Estimate`: ``algorithm`` is what limits it (``compute``, ``cache``, ``latency``, ``memory``, ``launch``, or
-        why it cannot run; then ``seconds`` is infinite), ``protocol`` the number of resident programs.
+        An :class:`Estimate`: ``algorithm`` is what limits it (``compute``, ``cache``, ``latency``, ``memory``, ``atomics``,
+        ``launch``, or why it cannot run; then ``seconds`` is infinite), ``protocol`` the number of resident programs.
     """
     spec = resolve_device(device)
     needs = suggested_resources(counts, spec) if resources is None else resources
@@ -100,10 +110,17 @@ def kernel_time(
             wave, around = _wave(counts, needs, spec, running, programs, tensor)
             busy += waves * (max(wave.values()) + around)
             parts = {name: parts[name] + waves * seconds for name, seconds in wave.items()}
+    if counts.turns is not None:
+        wave, around = _wave(counts, needs, spec, min(programs, spec.pes * resident), programs, tensor)
+        mean = sum(counts.turns) / len(counts.turns)
+        busy = (max(wave.values()) + around) * _last_end(counts.turns, spec.pes * resident) / mean
     moving, moved = _memory(counts, spec, tensor, cold)
     start = start_of(spec, cold) + (_pipeline_start(spec) if tensor else 0.0)
-    work = max(busy, moving)
+    updating = counts.contention.seconds(spec) if counts.contention is not None else 0.0
+    work = max(busy, moving, updating)
     limit = "memory" if moving > busy else max(parts, key=lambda name: parts[name])
+    if updating > max(busy, moving):
+        limit = "atomics"
     if work < start:
         limit = "launch"
     seconds = start + work
@@ -112,6 +129,15 @@ def kernel_time(
     below, above = _SPREADS.get(limit, _SPREAD)
     rate = moved / seconds
     return Estimate(seconds, seconds * (1 - below), seconds * (1 + above), limit, str(resident), rate, rate)
+
+
+def _last_end(turns: Sequence[int], places: int) -> float:
+    """When the last of some programs ends that take so many turns each, and begin in order as ``places`` come free."""
+    ends = [float(took) for took in turns[:places]]
+    heapify(ends)
+    for took in turns[places:]:
+        heapreplace(ends, ends[0] + took)
+    return max(ends)
 
 
 def _pipeline_start(spec: DeviceSpec) -> float:
@@ -131,14 +157,17 @@ def _wave(
     threads = needs.num_warps * spec.target.warp_size
     spilled = needs.spills * threads * 2 * max(trips, 1)
     own = cache.bandwidth * kernels.pe_share / spec.pes
-    pace = min(cache.bandwidth * kernels.operand_reuse / active, own)
+    pace = min(cache.bandwidth * (kernels.own_reuse or kernels.operand_reuse) / active, own)
     if not tensor:
         pace = max(pace, spec.hbm_copy_bandwidth / spec.pes)
-    loading = (counts.bytes_read / programs + spilled) / pace
+    loading = (counts.bytes_read * _line_share(counts, kernels) / programs + spilled) / pace
     storing = counts.bytes_written / programs / own
     computing = (matrix + plain) / programs / fed
     latency = spec.hbm.latency if not tensor else cache.latency
-    fetch, use = latency + loading / max(trips, 1), computing / max(trips, 1)
+    awaited = AWAITED * sum(number for product, number in counts.products.items() if product.awaited) / programs
+    if not kernels.own_reuse:
+        awaited = 0.0
+    fetch, use = latency + loading / max(trips, 1), (computing + awaited) / max(trips, 1)
     ahead = needs.num_stages - 1
     step = max(use, fetch / ahead) if ahead > 0 else fetch + use
     wave = {
@@ -154,16 +183,30 @@ def _operations(counts: LaunchCounts, spec: DeviceSpec, kernels: GemmKernels) ->
     products = sum(flops for (_, unit), flops in counts.flops.items() if unit == "tensor")
     share = tile_share(counts.bytes_read / products) if products else 1.0
     matrix = plain = 0.0
+    done: dict[str, int] = {}
+    for product, number in counts.products.items():
+        matrix += number * product_seconds(product, spec, share, product.along(counts.contiguous))
+        done[product.elem] = done.get(product.elem, 0) + number * product.flops
     for (dtype, unit), flops in counts.flops.items():
-        name = _DTYPES.get(dtype, "fp8" if dtype.startswith("f8") else "fp32")
+        name = format_of(dtype)
         if unit == "tensor":
+            flops -= done.get(dtype, 0)  # what is left are products of scaled operands
             matrix += flops * spec.pes / (spec.matrix_rate(name) * efficiency(spec, kernels, name) * share)
         elif unit == "special":
             plain += flops / spec.pe.special_rate
         else:  # a rate counts a multiply-add as two
             plain += 2 * flops * spec.pes / spec.vector_rate("fp32" if name == "tf32" else name)
-    plain += counts.atomics / spec.clock
+    plain += counts.atomics / spec.clock if counts.contention is None else 0.0
     return matrix, plain * (_EXPOSED if products else 1.0)
+
+
+def _line_share(counts: LaunchCounts, kernels: GemmKernels) -> float:
+    """How many times as long operands take to load whose rows are short."""
+    loaded = counted = 0.0
+    for product, number in counts.products.items() if kernels.own_reuse else ():
+        one, other = lines(product, product.along(counts.contiguous))
+        loaded, counted = loaded + number * one, counted + number * other
+    return counted / loaded if loaded else 1.0
 
 
 def _memory(counts: LaunchCounts, spec: DeviceSpec, tensor: bool, cold: bool) -> tuple[float, float]:
@@ -217,6 +260,7 @@ def suggested_resources(
     most = min(255, device.pe.registers // _REGISTER_BYTES // threads)
     if any(unit == "tensor" for _, unit in counts.flops):
         kept = counts.bytes_written / programs / 2  # sixteen-bit results are added up in 32 bits
-        shared = int(min(loaded * num_stages, device.pe.tcm_per_block))
+        trip, once = (loaded, 0) if counts.waiting is None else counts.waiting
+        shared = int(min(trip * num_stages + once, device.pe.tcm_per_block))
         return Resources(int(min(56 + kept / threads, most)), 0, shared, num_warps, num_stages)
     return Resources(int(min(24 + loaded / threads / _REGISTER_BYTES, most)), 0, 0, num_warps, num_stages)

@@ -181,8 +181,9 @@ class Simulation:
         self.signal_timing = SignalTiming(engine)
         self.functions = FunctionLauncher(engine, self.hosts, self.streams, self.executor, self.values)
         self.kernels = KernelLauncher(
-            engine, self.hosts, scheduler, self.streams, self.executor, self.waits, self.signal_timing
-        )
+            engine, self.hosts, scheduler, self.streams, self.executor, self.waits, self.signal_timing,
+            self.op_costs.unmodelled.say,
+        )  # fmt: skip
         self.runs = CollectiveRuns(
             engine, self.hosts, self.storages, lambda: self.ccl_config, lambda: self.torch_recorder.paused(), self.hooks
         )

@@ -15,6 +15,7 @@ from torch import Tensor
 from kernbench.errors import MemoryAccessError
 
 from .affine import aff_add
+from .contention import UpdateCounter
 from .counts import Counts, TensorTraffic
 from .frontend.program import OpInfo, Program
 from .lanes import Lanes
@@ -103,6 +104,8 @@ class Binding:
         self.bytes: dict[int, int] = {}
         #: Elements that each launch updated atomically.
         self.atomics = [0] * len(launches)
+        #: Where they go, of each launch; None where it is not looked at.
+        self.updates: list[UpdateCounter | None] = [None] * len(launches)
         self._known: dict[int, HostAllocation] = {}
         #: What readers of its signals see; None where there is no reader.
         self.party: Party | None = None

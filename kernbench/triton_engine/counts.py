@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from kernbench.cost.contention import Contention
+from kernbench.cost.tile_products import TileProduct
+
 from .frontend.locations import Loc
 
 
@@ -56,6 +59,11 @@ class Counts:
         wave_read: distinct bytes that the programs of one wave loaded, and how many programs those were; None where that
             was not looked at.
         atomics: elements updated atomically.
+        contention: what these wait for one another; None where that was not looked at.
+        products: matrix products of tiles, and how often each was done.
+        contiguous: of the loads of their operands, which of a tile's last two dimensions lies in rows of memory.
+        waiting: bytes of shared memory that operands take of a program: of a trip, and of those that are loaded once.
+        turns: trips of all loops, by program, where programs differ in them.
         trips: iterations of each loop summed over programs, by ``file:line``.
         programs: programs run.
         by_tensor: traffic per tensor.
@@ -72,6 +80,11 @@ class Counts:
     trips: dict[str, int] = field(default_factory=dict)
     programs: int = 0
     wave_read: tuple[int, int] | None = None
+    contention: Contention | None = None
+    products: dict[TileProduct, int] = field(default_factory=dict)
+    contiguous: dict[int, int] = field(default_factory=dict)
+    waiting: tuple[int, int] | None = None
+    turns: tuple[int, ...] | None = None
     by_tensor: dict[str, TensorTraffic] = field(default_factory=dict)
     by_line: dict[str, tuple[int, int]] = field(default_factory=dict)
 
@@ -95,4 +108,9 @@ class Counts:
             {k: grow(v) for k, v in self.trips.items()},
             grow(self.programs),
             self.wave_read,
+            self.contention,
+            {k: grow(v) for k, v in self.products.items()},
+            self.contiguous,
+            self.waiting,
+            self.turns,
         )

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
+from math import inf
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -19,7 +20,7 @@ from kernbench.topology.device import DeviceSpec
 from .counts import Counts
 from .machine import Execution, Launch
 from .memory import AllocationMap
-from .reuse import look_at_wave
+from .reuse import look_at
 
 
 class LaunchSink(Protocol):
@@ -129,13 +130,25 @@ def _sample(launch: Launch, programs: int, device: DeviceSpec) -> LaunchRecord |
         return None
     with nullcontext() if _sink is None else _sink.aside():
         execution.run()
-    counts = execution.counts()
-    counts = counts.scaled(execution.programs / max(counts.programs, 1))
-    sizes = sum(arg.nbytes for arg in launch.args if isinstance(arg, Tensor))
-    counts.unique_bytes_read = min(counts.unique_bytes_read, sizes)
-    counts.unique_bytes_written = min(counts.unique_bytes_written, sizes)
-    look_at_wave(counts, launch, device, memory)
+    counts = scaled_counts(execution)
+    look_at(counts, launch, device, memory).complete(counts)
     return LaunchRecord(launch.name, launch.grid, counts, launch.kernel, launch.rank)
+
+
+def scaled_counts(execution: Execution) -> Counts:
+    """Of all programs of a launch, of which a few have run. Bytes that programs share count once, at most as a tensor has."""
+    sample = execution.counts()
+    factor = execution.programs / max(sample.programs, 1)
+    counts = sample.scaled(factor)
+    read = written = 0.0
+    for base, traffic in execution.traffic()[0].items():
+        found = execution.find(base)
+        held = found.nbytes if found is not None else inf
+        read += min(traffic.unique_read * factor, held)
+        written += min(traffic.unique_written * factor, held)
+    given = sum(arg.nbytes for arg in execution.launches[0].args if isinstance(arg, Tensor))
+    counts.unique_bytes_read, counts.unique_bytes_written = min(int(read), given), min(int(written), given)
+    return counts
 
 
 def run_alone(launch: Launch, memory: AllocationMap | None = None) -> Execution:

@@ -23,6 +23,7 @@ from .affine import aff_add
 from .batch import Batch, flat, merge, select, squeeze
 from .binding import Binding, Launch
 from .checks import checks_of
+from .contention import UpdateCounter
 from .counts import Counts
 from .frontend.program import BasicBlock, Branch, ForBack, ForHead, Jump, OpInfo
 from .lane_grid import Chunk, LaneGrid, make_lane_grid, per_rank, thread_numbers
@@ -60,12 +61,16 @@ class Execution(Binding):
         dry: bool = False,
         only: int | None = None,
         wave: range | None = None,
+        known: bool = False,
         profile: bool = False,
     ) -> None:
         super().__init__(launches, memory)
         self.dry = dry
         self.blind = any(launch.blind for launch in launches)
         self.ready = ready(self.program)
+        counted = self.ready.atomics - self.ready.by_values if known else self.ready.by_values
+        if counted and wave is None:  # of launches that run, only what a look beforehand cannot tell
+            self.updates = [UpdateCounter(counted, self.blind and not known) for _ in launches]
         self.profile: dict[int, list[float]] | None = {} if profile else None
         alone = profile or dry or wave is not None
         self._code = self.ready.code if alone else self.ready.fused
@@ -78,6 +83,10 @@ class Execution(Binding):
         self.wave = wave
         #: Distinct bytes that the wave has read so far.
         self.distinct = 0
+        #: Of its loads of tiles, which of the last two dimensions lies in rows of memory.
+        self.contiguous: dict[int, int] = {}
+        #: Trips of all programs' loops, of which only a wave is looked at.
+        self.turns = np.zeros(self.programs if wave is not None else 0, dtype=np.int64)
         #: Programs run when only a sample is.
         self.sampled: int | None = None
         #: Says which programs go first (:mod:`kernbench.order.choices`); None: they run together.
@@ -347,6 +356,8 @@ class Execution(Binding):
                 for to, v in moved:
                     env[to] = v
                 batch.pc = loop.head
+                if self.wave is not None:
+                    self.turns[batch.ids] += 1
                 return None
             case ForHead() as loop:
                 return self._enter(batch, loop)

@@ -6,7 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+from kernbench.cost.tile_products import TileProduct
+
 from .batch import Batch
+from .frontend.by_values import atomics, atomics_by_values, mark_uniform
+from .frontend.products import tile_products, waiting_operands
 from .frontend.program import Instr, OpInfo, Program
 from .lane_grid import LaneGrid
 from .native.run import fused
@@ -71,12 +75,20 @@ class Ready:
     work: list[list[tuple[OpInfo, int, tuple[str, str]]]]
     #: ``code`` with native functions in place of runs of instructions.
     fused: list[list[tuple[Runner, OpInfo]]]
+    #: Atomic updates, and those of them that go where values say.
+    atomics: frozenset[int]
+    by_values: frozenset[int]
+    #: Matrix products of each block.
+    products: list[list[TileProduct]]
+    #: Bytes of operands that wait in shared memory: of products in loops, once per stage; of others.
+    waiting: tuple[int, int]
     lane_grids: dict[Any, LaneGrid] = field(default_factory=dict)
 
 
 def ready(program: Program) -> Ready:
     """What execution needs of a program; kept with it."""
     if program.ready is None:
+        mark_uniform(program)
         code = [[(_runner(i, program.by_thread), i.info) for i in block.instrs] for block in program.blocks]
         program.ready = Ready(
             code,
@@ -87,5 +99,9 @@ def ready(program: Program) -> Ready:
             code
             if program.by_thread
             else [fused(block.instrs, plain, program.types) for block, plain in zip(program.blocks, code, strict=True)],
+            atomics(program),
+            atomics_by_values(program),
+            tile_products(program),
+            waiting_operands(program),
         )
     return program.ready

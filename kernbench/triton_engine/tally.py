@@ -32,11 +32,20 @@ def count(
                 out.transcendentals += amount * n
             if only is None:
                 out.add_to_line(info.loc.user, 0, amount * n)
+        for product in ready.products[block.index]:
+            out.products[product] = out.products.get(product, 0) + n
         if isinstance(block.term, ForBack):
             head = binding.program.blocks[block.term.head].term
             assert isinstance(head, ForHead)
             where = str(head.loop.loc)
             out.trips[where] = out.trips.get(where, 0) + n
+    if out.products:
+        out.waiting = ready.waiting
+    for launch in launches:
+        updates = binding.updates[launch]
+        found = None if updates is None else updates.contention(binding.programs / max(programs / len(launches), 1))
+        if found is not None:
+            out.contention = found if out.contention is None else out.contention.beside(found)
     by_base: dict[int, TensorTraffic] = {}
     moved = binding.traffic()
     for launch in launches:

@@ -10,8 +10,10 @@ from statistics import median
 
 import pytest
 
+from kernbench.cost.contention import Contention
 from kernbench.cost.gemm import gemm_time
 from kernbench.cost.kernel_time import Resources, kernel_time, suggested_resources
+from kernbench.cost.tile_products import TileProduct
 from kernbench.topology import load_device
 
 TABLES = files("kernbench.cost") / "data" / "tables"
@@ -30,6 +32,11 @@ class Launch:
     wave_read: tuple[int, int] | None = None
     atomics: int = 0
     trips: dict[str, int] = field(default_factory=dict)
+    contention: Contention | None = None
+    products: dict[TileProduct, int] = field(default_factory=dict)
+    contiguous: dict[int, int] = field(default_factory=dict)
+    waiting: tuple[int, int] | None = None
+    turns: tuple[int, ...] | None = None
 
 
 def product(m, n, k, bm=128, bn=128, bk=64):

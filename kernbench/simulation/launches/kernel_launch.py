@@ -8,7 +8,7 @@ from what it did.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -36,10 +36,10 @@ from kernbench.simulation.time.wait_queue import Waits
 from kernbench.simulation.values.capture_rollback import behind_pointers, keep
 from kernbench.triton_engine.counts import Counts
 from kernbench.triton_engine.duration import estimate
-from kernbench.triton_engine.launching import executed, is_profiled, run_alone
+from kernbench.triton_engine.launching import executed, is_profiled, run_alone, scaled_counts
 from kernbench.triton_engine.machine import Execution, Launch
 from kernbench.triton_engine.memory import HostAllocation, MulticastRanges, write_epoch
-from kernbench.triton_engine.reuse import look_at_wave
+from kernbench.triton_engine.reuse import Look, look_at
 from kernbench.triton_engine.signals import Party, Words
 
 _MOST_YIELDS = 1000
@@ -109,9 +109,10 @@ class KernelLauncher:
     """Launches Triton kernels in one simulation.
 
     Attributes:
+        say: takes what is assumed of launches, for the summary.
         memory: what their pointers point to.
         last: the operation of the last launch.
-        wave_reads: bytes that a wave of programs reads, by program and shapes.
+        looks: what a look at launches found, by program and shapes.
         sampled: what launches cost that were only counted, by program and shapes.
     """
 
@@ -122,9 +123,10 @@ class KernelLauncher:
     executor: DataExecutor
     waits: Waits
     signal_timing: SignalTiming
+    say: Callable[[str], None]
     memory: KernelMemory = field(init=False)
     last: Operation | None = field(default=None, init=False)
-    wave_reads: dict[Any, tuple[int, int] | None] = field(default_factory=dict, init=False)
+    looks: dict[Any, Look] = field(default_factory=dict, init=False)
     sampled: dict[Any, Cost] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -327,16 +329,20 @@ class SampledLaunch(TritonLaunch):
         programs = math.prod(launch.grid)
         if programs:
             values = self._with_stand_ins(launch.args)
-            execution = Execution(
-                [replace(launch, args=values)], self.launcher.memory, dry=True, only=_SAMPLED_PROGRAMS
-            )
+            there = replace(launch, args=values)
+            execution = Execution([there], self.launcher.memory, dry=True, only=_SAMPLED_PROGRAMS)
             if execution.run() == "done":
-                sample = execution.counts()
-                counts = sample.scaled(programs / max(sample.programs, 1))
-                counts.unique_bytes_read = min(counts.unique_bytes_read, nbytes)
-                counts.unique_bytes_written = min(counts.unique_bytes_written, nbytes)
-                return self._over_host_link(_cost_of(self, counts), execution, programs / max(sample.programs, 1))
+                counts = scaled_counts(execution)
+                self._say_what_is_assumed(execution)
+                scale = programs / max(execution.sampled or 1, 1)
+                return self._over_host_link(_cost_of(self, counts, there), execution, scale)
         return StatedWork(nbytes).cost(device)
+
+    def _say_what_is_assumed(self, execution: Execution) -> None:
+        if any(counter is not None and counter.contention(1) is not None for counter in execution.updates):
+            self.launcher.say(
+                f"assumed: atomic updates of {self.launch.name} whose places are not known without data are spread evenly"
+            )
 
     def _over_host_link(self, cost: Cost, execution: Execution, scale: float) -> Cost:
         """With what all programs move to and from memory of the host, at most all that a tensor has there, once each way."""
@@ -362,14 +368,13 @@ def _shape_key(arg: Any) -> Hashable:
     return (tuple(arg.shape), arg.stride()) if isinstance(arg, torch.Tensor) else _key(arg)
 
 
-def _cost_of(launch: TritonLaunch, counts: Counts) -> Cost:
-    """What a launch of these counts occupies its stream for."""
-    device, known = launch.launcher.engine.topology.device, launch.launcher.wave_reads
+def _cost_of(launch: TritonLaunch, counts: Counts, there: Launch | None = None) -> Cost:
+    """What a launch of these counts occupies its stream for; ``there``: the launch, with memory for what has none."""
+    device, known = launch.launcher.engine.topology.device, launch.launcher.looks
     key = (id(launch.launch.program), launch.launch.grid, tuple(map(_shape_key, launch.launch.args)))
     if key not in known:
-        look_at_wave(counts, launch.launch, device, launch.launcher.memory)
-        known[key] = counts.wave_read
-    counts.wave_read = known[key]
+        known[key] = look_at(counts, there or launch.launch, device, launch.launcher.memory)
+    known[key].complete(counts)
     found = estimate(counts, None, device, kernel=launch.launch.kernel, cold=launch.launch.cold)
     nbytes = counts.unique_bytes_read + counts.unique_bytes_written
     cost = Cost.on_stream(found, device, kind="kernel", nbytes=nbytes)
@@ -441,8 +446,9 @@ class RunningBatch:
         for number, (launch, own) in enumerate(zip(self._launches, self._execution.counts_by_launch(), strict=True)):
             cost = next((cost for counts, cost in costs if counts == own), None)
             if cost is None:
+                alike = replace(own)
                 cost = _cost_of(launch, own)
-                costs.append((own, cost))
+                costs.append((alike, cost))
             if number in movers:
                 cost = over_links(cost, remote.seconds_at(peer_share(topology.device, own.programs)), remote.latency)
             launch.op.detail = {**(launch.op.detail or {}), **summary(own)}

@@ -24,7 +24,7 @@ on the line of the store.
 
 from __future__ import annotations
 
-from .addresses import visit, wave_bytes
+from .addresses import note_rows, visit, wave_bytes
 from .footprint import Piece
 from .gathered import flat_index
 from .loads import load
@@ -32,4 +32,4 @@ from .operands import Access
 from .stores import store
 from .strided import pieces
 
-__all__ = ["Access", "Piece", "flat_index", "load", "pieces", "store", "visit", "wave_bytes"]
+__all__ = ["Access", "Piece", "flat_index", "load", "note_rows", "pieces", "store", "visit", "wave_bytes"]

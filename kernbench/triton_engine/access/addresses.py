@@ -46,3 +46,22 @@ def wave_bytes(batch: Any, p: Ptr, tile: tuple[int, ...], item: int) -> int:
         first = first + corner.numpy()
     elements = prod(size for size, does in zip(tile, varies, strict=True) if does)
     return len(np.unique(np.broadcast_to(first, lanes)[inside])) * elements * item
+
+
+def note_rows(batch: Any, info: OpInfo, p: Ptr, tile: tuple[int, ...], item: int) -> None:
+    """Note which of the last two dimensions of a load's tile lies in rows of memory, if one does."""
+    found: dict[int, int] = batch.execution.contiguous
+    if info.index in found:
+        return
+    off, nl = p.offset, len(batch.lanes)
+    for place in (1, 0):
+        dim = len(tile) - 2 + place
+        if tile[dim] < 2:
+            continue
+        step = off.tile_strides[dim] if type(off) is Affine else 0
+        if p.scattered is not None and p.scattered.shape[nl + dim] > 1:
+            line = p.scattered[(0,) * (nl + dim)][:2].reshape(2, -1)[:, 0]
+            step += int(line[1] - line[0])
+        if step == item:
+            found[info.index] = place
+            return

@@ -39,6 +39,8 @@ class OpInfo:
     #: Operand positions whose tensor may be overwritten by the result.
     reusable: tuple[int, ...] = ()
     result_used: bool = True
+    #: Of an atomic update: all elements of the tile are one word, and the compiler sees it (:mod:`.by_values`).
+    uniform: bool = False
     #: Of a memory access: all threads of the program may have met since the access before it (:mod:`.meetings`).
     met: bool = False
     #: Only the store that follows looks at the result: it is computed there (:class:`..values.Late`).

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kernbench.triton_engine.access import Access, flat_index
+from kernbench.triton_engine.contention import note_updates
 from kernbench.triton_engine.fixed_width import np_unsigned
 from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.frontend.types import Ty, memory_dtype
@@ -179,6 +180,7 @@ def _atomic_rmw(info: OpInfo) -> Callable[..., Value]:
             flat = allocation.flat(raw).numpy()
             mine = values if keep is None else values[keep]
             count_updates(batch, keep, prod(tile))
+            note_updates(batch, info, allocation, index, keep)
             if batch.execution.dry:
                 got: np.ndarray | None = flat[index]
                 changed = False
@@ -218,6 +220,7 @@ def _atomic_cas(info: OpInfo) -> Callable[..., Value]:
             flat = allocation.flat(raw).numpy()
             which = np.arange(len(index)) if keep is None else keep
             count_updates(batch, keep, prod(tile))
+            note_updates(batch, info, allocation, index, keep)
             before = flat[index] if allocation.words is not None else None
             changed = compare_and_swap(flat, index, which, wanted, new, old, batch.execution.dry)
             if batch.execution.checks is not None and not batch.execution.dry:

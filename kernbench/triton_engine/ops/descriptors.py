@@ -193,9 +193,11 @@ def _load(info: OpInfo) -> Callable[..., Value]:
         inner, reshaped = _inner(tile, d)
         p, mask = locate(batch, d, list(index), inner, dtype.itemsize)
         fill = _fill(d, is_int)
-        if batch.execution.wave is not None and not is_int:
-            batch.execution.distinct += access.wave_bytes(batch, p, inner, dtype.itemsize)
-            return fill
+        if batch.execution.wave is not None:
+            batch.execution.contiguous[info.index] = 1
+            if not is_int:
+                batch.execution.distinct += access.wave_bytes(batch, p, inner, dtype.itemsize)
+                return fill
         value = access.load(batch, info, p, inner, dtype, mask, fill)
         if value is None:
             return fill

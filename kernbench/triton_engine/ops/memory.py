@@ -42,9 +42,12 @@ def _load(info: OpInfo) -> Callable[..., Value]:
     def run(batch: Any, p: Ptr, mask: Any = True, other: Any = None) -> Value:
         if type(other) is Affine:
             other = dense_int(other, batch.lanes, tile, dtype)
-        if batch.execution.wave is not None and not is_int:
-            batch.execution.distinct += access.wave_bytes(batch, p, tile, dtype.itemsize)
-            return 0.0
+        if batch.execution.wave is not None:
+            if len(tile) > 1:
+                access.note_rows(batch, info, p, tile, dtype.itemsize)
+            if not is_int:
+                batch.execution.distinct += access.wave_bytes(batch, p, tile, dtype.itemsize)
+                return 0.0
         value = access.load(batch, info, p, tile, dtype, mask, other)
         if value is None:
             return other if other is not None else 0 if is_int else 0.0
