@@ -217,6 +217,21 @@ def bytes_per_idle_rank(ranks: int) -> float:
         return (held[-1] - before) / ranks
 
 
+def bytes_per_logged_collective(calls: int = 5000) -> float:
+    """Resident memory that each member's part of a small all-reduce takes once it has ended, bytes; in a process of its own."""
+    tensors = [torch.zeros(SMALL) for _ in range(RANKS)]
+    with kernbench.simulate() as ctx:
+
+        def worker(rank: int, calls: int) -> None:
+            for _ in range(calls):
+                ctx.distributed.all_reduce(tensors[rank])
+
+        ctx.multiprocessing.spawn(worker, (1000,), nprocs=RANKS, isolation="greenlet")
+        before = resident()
+        ctx.multiprocessing.spawn(worker, (calls,), nprocs=RANKS, isolation="greenlet")
+        return (resident() - before) / (RANKS * calls)
+
+
 def in_a_process(expression: str) -> float:
     """What an expression over this module gives in a process of its own."""
     program = f"from kernbench.benches import runtime_speed\nprint(runtime_speed.{expression})"
@@ -246,6 +261,10 @@ def figures() -> list[Comparison]:
         Comparison(
             "time-only ring all_reduce, per step of 1024 ranks", "us",
             lambda: {"1024 ranks": per_step(1024), "64 ranks": per_step(64)}, {"64 ranks": 1.0},
+        ),
+        Comparison(
+            "memory of a member's part of a logged all_reduce", "B",
+            lambda: {"kernbench": Side(lambda: in_a_process("bytes_per_logged_collective()"))}, limit=100.0,
         ),
         Comparison(
             "memory per idle rank, 4096 ranks", "KiB",

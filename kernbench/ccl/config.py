@@ -28,7 +28,7 @@ from kernbench.topology import SystemSpec
 from kernbench.topology.document import Document
 from kernbench.topology.problems import MOST_PROBLEMS, Mark, describe, raise_problems
 from kernbench.topology.shipped import config_root
-from kernbench.topology.yaml_files import read_document
+from kernbench.topology.yaml_files import shared_document
 
 FILE_NAME = "ccl.yaml"
 
@@ -123,7 +123,7 @@ class _Layer:
 
     Attributes:
         source: where it comes from, for complaints.
-        text: all that it says, by which layers are compared.
+        text: by which layers are compared: all that it says, or of a file which document that is.
     """
 
     source: str
@@ -137,9 +137,10 @@ class _Layer:
 
 
 def _file(path: Path) -> _Layer:
-    document = read_document(path, may_be_empty=True)
-    raise_problems(document.problems, title=str(path))
-    return _Layer(str(path), repr((document.data, document.marks)), document)
+    document = shared_document(path)
+    if not document.is_empty:
+        raise_problems(document.problems, title=str(path))
+    return _Layer(str(path), f"document {id(document)}", document)  # which is alive as long as the layer is
 
 
 def _layer(source: str, data: dict[str, Any]) -> _Layer:

@@ -6,7 +6,7 @@ chunk that arrives is the chunk that was sent whatever the route, so it is copie
 schedule, transfer by transfer); where it reduces, members are folded in the order that the schedule prescribes.
 
 Outputs may be the inputs' own memory, as in-place calls have it: nothing is written before it has been read. They are
-written through ``data``: autograd does not hear of it, as it does not of what a communication library writes.
+given as their ``data``: autograd does not hear of it, as it does not of what a communication library writes.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Tensors = Sequence[torch.Tensor]
 def _assign(target: torch.Tensor, source: torch.Tensor) -> None:
     if target.data_ptr() == source.data_ptr() and target.numel() == source.numel() and target.is_contiguous():
         return
-    target.data.copy_(source if source.shape == target.shape else source.reshape(target.shape))
+    target.copy_(source if source.shape == target.shape else source.reshape(target.shape))
 
 
 def _flat(tensor: torch.Tensor) -> torch.Tensor:
     """``tensor`` as ``[count]``: itself or a view where that is possible, else a copy that the caller writes back."""
-    return tensor.data if tensor.dim() == 1 else tensor.data.reshape(-1)
+    return tensor if tensor.dim() == 1 else tensor.reshape(-1)
 
 
 def _all_reduce(
@@ -43,13 +43,13 @@ def _all_reduce(
 ) -> None:
     # a coalesced all-reduce has several tensors per member
     for sources, targets in zip(zip(*inputs, strict=True), zip(*outputs, strict=True), strict=True):
-        flat_targets = [_flat(target) for target in targets]
+        flat_targets = [target if target.dim() == 1 else target.reshape(-1) for target in targets]
         same = all(map(is_, sources, targets))
         flat_sources = flat_targets if same else [_flat(source) for source in sources]
         run_all_reduce(schedule, flat_sources, flat_targets, op)
         for target, flat in zip(targets, flat_targets, strict=True):
             if flat is not target and flat.data_ptr() != target.data_ptr():
-                target.data.copy_(flat.view(target.shape))
+                target.copy_(flat.view(target.shape))
 
 
 def fold(parts: Tensors, op: Reduction) -> torch.Tensor:

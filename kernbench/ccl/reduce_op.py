@@ -9,7 +9,7 @@ infinity. An average of floats multiplies every contribution by 1/N, itself roun
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -28,6 +28,8 @@ class ReduceOp(enum.Enum):
     BAND = "band"
     BOR = "bor"
     BXOR = "bxor"
+
+    __hash__ = object.__hash__  # there is one of each: Python's own hashes its name, in Python
 
     @classmethod
     def parse(cls, op: Any) -> ReduceOp:
@@ -57,6 +59,18 @@ class ReduceOp(enum.Enum):
         else:
             _ELEMENTWISE[self._value_](left, right, out=out)
 
+    def combine_all(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """``((parts[0] op parts[1]) op parts[2]) ...`` in the place of the first, each step as :meth:`combine`."""
+        total = parts[0]
+        if total.dtype in EIGHT_BITS:
+            for part in parts[1:]:
+                self.combine(total, part, total)
+        else:
+            step = _ELEMENTWISE[self._value_]
+            for part in parts[1:]:
+                step(total, part, out=total)
+        return total
+
     def contribution(self, part: torch.Tensor, members: int) -> torch.Tensor:
         """What enters the reduction of a member's ``part``: itself."""
         return part
@@ -84,6 +98,10 @@ class PremultipliedAverage:
     def combine(self, left: torch.Tensor, right: torch.Tensor, out: torch.Tensor) -> None:
         """As :meth:`ReduceOp.combine` of a sum."""
         ReduceOp.SUM.combine(left, right, out)
+
+    def combine_all(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+        """As :meth:`ReduceOp.combine_all` of a sum."""
+        return ReduceOp.SUM.combine_all(parts)
 
     def contribution(self, part: torch.Tensor, members: int) -> torch.Tensor:
         """A member's ``part`` times 1/``members``, as a new tensor; the factor and the product are rounded to its type."""

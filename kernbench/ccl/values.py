@@ -149,12 +149,9 @@ def run_stacked(
     if index.pad is not None:
         torch.index_select(stack.members, 1, index.pad, out=stack.padded)
     torch.index_select(stack.chunks, 0, index.rows, out=stack.ordered)
-    parts = stack.parts
     if op is PREMULTIPLIED_AVERAGE:
         stack.ordered.copy_(op.contribution(stack.ordered, members))
-    total = parts[0]
-    for part in parts[1:]:
-        op.combine(total, part, total)
+    total = op.combine_all(stack.parts)
     op.finish(total, members)
     result = stack.result if index.keep is None else total[index.keep]
     for output in outputs:

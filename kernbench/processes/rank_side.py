@@ -23,7 +23,7 @@ from kernbench.processes.thread_side import ThreadSide
 from kernbench.processes.uplink import Uplink
 from kernbench.scheduler.crew import acts_for_a_rank
 from kernbench.sim_engine import Condition, Operation
-from kernbench.simulation.matching.groups import Communicator, Signature
+from kernbench.simulation.matching.groups import CallPlan, Communicator
 from kernbench.simulation.matching.matcher import shapes_given
 from kernbench.simulation.matching.messages import CONNECTION, Message, MessageRoute, note_tail
 from kernbench.simulation.memory.process_memory import ProcessMemory
@@ -318,17 +318,18 @@ class RankSide(Uplink):
 
     def _matcher_post(
         self,
-        group: Communicator,
-        signature: Signature,
+        me: Host,
+        plan: CallPlan,
         inputs: Sequence[torch.Tensor],
         outputs: Sequence[torch.Tensor],
         *,
         splits: tuple[int, ...] | None = None,
         given: Sequence[torch.Tensor] | None = None,
     ) -> Operation:
-        simulation, me = self.simulation, self.host
+        simulation = self.simulation
         matcher, streams = simulation.matcher, simulation.streams
-        op = matcher.enqueue(me, group, signature, inputs or outputs)
+        group, signature = plan.group, plan.signature
+        op = matcher.enqueue(me, plan, inputs or outputs)
         location, shapes = user_location(), shapes_given(signature, inputs if given is None else given)
         streams.touch(me, op, inputs, outputs)
         matter = that_matter(signature.op, signature.root, self.rank, inputs)

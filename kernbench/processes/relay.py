@@ -580,11 +580,12 @@ class Relay:
             communicator.environ = environ
         tensor = self._child.shared.tensor
         shared = {region: tensor(region) for region in dict.fromkeys((*inputs, *outputs))}
+        plan = communicator.plan(Signature(*signature))
         arrival = Arrival(
-            self._rank, Signature(*signature), tuple(shared[each] for each in inputs),
+            self._rank, plan.signature, tuple(shared[each] for each in inputs),
             tuple(shared[each] for each in outputs), op, Location(*place), me.before(stream), splits, brought,
         )  # fmt: skip
-        self._admitted(op, self._simulation.matcher.admit, me, communicator, arrival, shapes)
+        self._admitted(op, self._simulation.matcher.admit, me, plan, arrival, shapes)
 
     def _message(
         self, number: int, group: int, region: SharedRegion, peer: int | None, tag: int, sends: bool, fields: _Fields,

@@ -359,9 +359,10 @@ class RankScheduler:
 
     def run_ready(self) -> int:
         """In main: run until no greenlet is ready, or a rank has failed. Returns the number of resumptions."""
-        before = self.resumed
+        turns = self._turns
+        before = turns.resumed
         self.runner.run()
-        return self.resumed - before
+        return turns.resumed - before
 
     # -- ending ------------------------------------------------------------------------------------------------------
 

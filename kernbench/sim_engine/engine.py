@@ -19,9 +19,10 @@ from kernbench.defaults import LOG_LIMIT
 from kernbench.sim_engine.clocks import Clocks
 from kernbench.sim_engine.condition import Condition
 from kernbench.sim_engine.interference import Interference
+from kernbench.sim_engine.log_rows import Row, Title
 from kernbench.sim_engine.memory_store import MemoryStore
 from kernbench.sim_engine.network import Flow, Network
-from kernbench.sim_engine.op_log import FOLD_AT, OpLog, Row, Title
+from kernbench.sim_engine.op_log import OpLog
 from kernbench.sim_engine.operation import COMPUTE_STREAM, ON_PES, DeviceStream, Lane, Operation
 from kernbench.sim_engine.plan import TransferPlan
 from kernbench.sim_engine.plan_run import PlanRun
@@ -69,8 +70,6 @@ class GraphEngine:
         self._network = Network([*topology_obj.link_bandwidth.tolist(), *files], self.at, lambda: self.now)
         self._streams: dict[tuple[int, str], DeviceStream] = {}
         self._lanes: dict[tuple[int | None, int, str], Lane] = {}
-        self.behind: dict[Operation, tuple[Operation, ...]] = {}
-        """What operations come after on their streams: those that have a place (:meth:`reserve`) and have not ended."""
         self._alone_on_link: dict[int, PlanRun] = {}
         self._sharing: dict[PlanRun, None] = {}
 
@@ -145,7 +144,6 @@ class GraphEngine:
             if stream.tail is not None and stream.tail.end is None:
                 stream.tail, stream.end = None, 0.0
             stream.places, stream.before, stream.together = [], (), None
-        self.behind.clear()
         self.interference.clear()
         self.clocks.clear()
 
@@ -155,17 +153,13 @@ class GraphEngine:
         ``together``: a number that is the same for operations which take one place, side by side: they all start after what
         is before them, and what comes after them starts when all have ended.
         """
-        stream = self.stream(op.sip, op.stream)
+        stream = self._streams.get((op.sip, op.stream)) or self.stream(op.sip, op.stream)
         if together is None or together != stream.together:
             stream.before = tuple(stream.places) or (() if stream.tail is None else (stream.tail,))
             stream.places, stream.together = [], together
         stream.places.append(op)
         stream.tail = op
-        self.behind[op] = stream.before
-        op.when_resolved(partial(self._leave, op))
-
-    def _leave(self, op: Operation) -> None:
-        self.behind.pop(op, None)
+        op.ahead = stream.before
 
     def submit(self, op: Operation, *, after: Sequence[Operation] = ()) -> Operation:
         """Enqueue ``op`` on its stream: it starts once it is enqueued, its stream is free and ``after`` have ended.
@@ -219,10 +213,11 @@ class GraphEngine:
         end = start + seconds
         stream.tail, stream.end = None, end
         row = title, lane, enqueue, start, end, seconds, host
-        recent = self.op_log.operations.recent
+        log = self.op_log
+        recent = log.operations.recent
         recent.append(row)
-        if len(recent) >= FOLD_AT:
-            self.op_log.fold()
+        if len(recent) >= log.often:
+            log.fold()
         if end > self.latest_end:
             self.latest_end = end
         return row
@@ -270,11 +265,11 @@ class GraphEngine:
 
     def _enqueue(self, op: Operation, after: Sequence[Operation]) -> tuple[float, Sequence[Operation]]:
         """Put ``op`` at the tail of its stream: when it starts, if nothing is pending, and what is."""
-        stream = self.stream(op.sip, op.stream)
         start = op.enqueue
         self.op_log.add(op)
-        ahead = self.behind.get(op)
+        ahead = op.ahead
         if ahead is None:
+            stream = self.stream(op.sip, op.stream)
             tail, stream.tail = stream.tail, op
             if stream.places:
                 stream.places, stream.before, stream.together = [], (), None
@@ -373,7 +368,8 @@ class GraphEngine:
         part_of = dict(zip(own, parts, strict=True))
 
         def on_members_end(members: Sequence[int], time: float) -> None:
-            took, there = max(0.0, time - run.last_start), [member for member in members if member in part_of]
+            took = max(0.0, time - run.last_start)
+            there = members if seats is None else [member for member in members if member in part_of]
             self._count_resolved(time, len(there))
             self.resolved_count += len(there) < len(members)  # those without a part have ended, too
             for member in there:

@@ -37,6 +37,7 @@ class Operation:
         executed: whether its values are final (true from the start for operations that have none). Those of a collective
             are once all members have arrived, which is before it ends.
         host: seconds that the host spent on it, up to ``enqueue`` (less the launch's latency, of kernels).
+        ahead: what it comes after on its stream, if it has a place there (:meth:`.GraphEngine.reserve`) and has not ended.
         error: what went wrong, raised in its waiters.
         moment: its end in the order of events (:mod:`kernbench.order`); set by its watcher only.
         ticket: by what another process knows it, None if none does.
@@ -46,6 +47,7 @@ class Operation:
 
     __slots__ = (
         "_dependents",
+        "ahead",
         "detail",
         "draw",
         "duration",
@@ -94,6 +96,7 @@ class Operation:
         self.end: float | None = None
         self.executed = True
         self.host = 0.0
+        self.ahead: tuple[Operation, ...] | None = None
         self.error: BaseException | None = None
         self.observed = False
         self.nbytes = 0
@@ -138,13 +141,19 @@ class Operation:
         """
         self.start = start
         self.end = end
+        self.ahead = None
         dependents, self._dependents = self._dependents, None
         if dependents is None:
             return
-        outermost = not _telling
-        _telling.extend((None, *reversed(dependents)) if outermost else reversed(dependents))
-        if outermost:
-            _tell()
+        if _telling:
+            _telling.extend(reversed(dependents))
+            return
+        _telling.extend((None, *reversed(dependents)))
+        try:
+            while (callback := _telling.pop()) is not None:
+                callback()
+        finally:
+            _telling.clear()
 
     def fail(self, error: BaseException, at: float) -> None:
         """End it at ``at`` with ``error``; dependents run on, as a failed kernel does not stop its stream's clock."""
@@ -160,14 +169,6 @@ class Operation:
 
 _telling: list[Callable[[], None] | None] = []
 """Whom the outermost :meth:`Operation.resolve` has still to tell, the next one last and None first; empty if none runs."""
-
-
-def _tell() -> None:
-    try:
-        while (callback := _telling.pop()) is not None:
-            callback()
-    finally:
-        _telling.clear()
 
 
 class DeviceStream:

@@ -51,6 +51,13 @@ class PlanRun:
         member_start: ``[members]`` seconds at which each member is ready.
     """
 
+    __slots__ = (
+        "_ended", "_engine", "_member_left", "_needed", "_on_members_end", "_released", "_running", "_times", "_version",
+        "last_end", "last_start", "member_start", "plan",
+    )  # fmt: skip
+    _needed: list[int]  # once it shares links
+    _released: list[bool]
+
     def __init__(
         self,
         engine: SharedLinks,
@@ -70,8 +77,6 @@ class PlanRun:
         self._ended = [False] * plan.members
         self._running = plan.members
         self._member_left: list[int] | None = None
-        self._needed: list[int] = []
-        self._released: list[bool] = []
 
     @property
     def alone(self) -> bool:

@@ -25,7 +25,7 @@ def deadlock_report(
     title: str, scheduler: RankScheduler, waits: Waits, matcher: Matcher, executor: DataExecutor
 ) -> str:
     """Describe why no rank can make progress, in full sentences and with the user's own file:line; ``title``: of the run."""
-    stuck = StuckStreams(matcher.engine, matcher)
+    stuck = StuckStreams(matcher)
     waits_for, doing = who_waits(scheduler, waits, matcher, stuck)
     lines = [f"rank {rank.index} has ended by {rank.ended_by}" for rank in scheduler.ranks if rank.ended_by]
     lines.append(f"deadlock{title and f' of {title}'}: no rank can run and nothing is in flight.")

@@ -154,7 +154,7 @@ class Drain:
 
     def _deadlock_error(self) -> Callable[[], DeadlockError]:
         """Makes the error that says how things are now, once for all its receivers."""
-        stuck = StuckStreams(self.engine, self.matcher)
+        stuck = StuckStreams(self.matcher)
         report, (waits_for, doing) = self.tell_deadlock(), who_waits(self.scheduler, self.waits, self.matcher, stuck)
 
         def make() -> DeadlockError:
@@ -190,7 +190,7 @@ class Drain:
         """Ranks have returned and left something that cannot be completed: that is the failure of those who left it."""
         error = self._deadlock_error()
         scheduler = self.scheduler
-        stuck = StuckStreams(self.engine, self.matcher).ranks
+        stuck = StuckStreams(self.matcher).ranks
         for index in sorted(self.matcher.unmatched_ranks() | self.executor.suspended_ranks() | stuck):
             if (rank := scheduler.rank(index)) is not None:
                 scheduler.fail(rank, error())

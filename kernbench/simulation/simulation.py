@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from typing import Any, Protocol
 
 import torch.distributed
@@ -286,9 +285,9 @@ class Simulation:
             number: of the rank in ``group``.
             asked_for: whether the program gave this limit (:mod:`kernbench.simulation.time.deadlines`).
         """
-        self.deadlines.add(op, op.enqueue + seconds, partial(self._expire, op, seconds, number, group), asked_for)
+        self.deadlines.add(op, op.enqueue + seconds, asked_for, self._expire, seconds, number, group)
 
-    def _expire(self, op: Operation, seconds: float, number: int, group: Communicator, at: float) -> None:
+    def _expire(self, op: Operation, at: float, seconds: float, number: int, group: Communicator) -> None:
         situation = "\n".join(self.drain.report().splitlines()[1:])
         waited = f"Rank {number}: Timed out waiting {round(seconds * 1000)}ms (virtual time)"
         error = torch.distributed.DistBackendError(f"{waited} for {op.name} on {group.name}.\n{situation}")

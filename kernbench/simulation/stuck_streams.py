@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kernbench.sim_engine import GraphEngine, Operation
+from kernbench.sim_engine import Operation
 from kernbench.simulation.matching.matcher import Matcher
 from kernbench.simulation.ranks.locations import Location
 
@@ -37,8 +37,7 @@ class StuckStreams:
             that wait for it.
     """
 
-    def __init__(self, engine: GraphEngine, matcher: Matcher) -> None:
-        self._engine = engine
+    def __init__(self, matcher: Matcher) -> None:
         self._of: dict[Operation, StuckCall] = {}
         self.unmade: dict[int, list[int]] = {}
         self._notes: list[str] = []
@@ -123,4 +122,4 @@ class StuckStreams:
 
     def _before(self, op: Operation) -> Operation | None:
         """What comes before an operation on its stream and has not ended; None: nothing."""
-        return next((other for other in self._engine.behind.get(op, ()) if other.end is None), None)
+        return next((other for other in op.ahead or () if other.end is None), None)

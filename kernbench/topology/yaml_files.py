@@ -47,6 +47,14 @@ def read_document(path: Path, *, list_as: str = "", may_be_empty: bool = False) 
         list_as: the key that a list at the top is taken for; without one it is a problem.
         may_be_empty: an empty file is a mapping without keys; otherwise it is a problem.
     """
+    document = shared_document(path, list_as).copy()
+    if may_be_empty and document.is_empty:
+        document.problems.clear()
+    return document
+
+
+def shared_document(path: Path, list_as: str = "") -> Document:
+    """As :func:`read_document`, for who changes nothing in it: the same object as long as the text is the same."""
     try:
         text = read_text(path)
     except UnreadableError as error:
@@ -55,10 +63,7 @@ def read_document(path: Path, *, list_as: str = "", may_be_empty: bool = False) 
             {}, {(): mark}, [Problem(mark, f"cannot be read ({error.reason})", "a readable YAML text file")]
         )
     parse = _parse if len(text) < _MOST_KEPT else _parse.__wrapped__
-    document = parse(str(path), text, list_as).copy()
-    if may_be_empty and document.is_empty:
-        document.problems.clear()
-    return document
+    return parse(str(path), text, list_as)
 
 
 @functools.lru_cache(maxsize=64)

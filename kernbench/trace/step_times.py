@@ -16,7 +16,7 @@ from math import ceil
 import numpy as np
 from numpy.typing import NDArray
 
-from kernbench.sim_engine.op_log import LogColumns
+from kernbench.sim_engine.log_rows import LogColumns
 from kernbench.simulation.ranks.training_steps import StepEnd
 from kernbench.simulation.ranks.work_counts import Account, Flops
 from kernbench.simulation.simulation import Simulation

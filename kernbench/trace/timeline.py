@@ -13,7 +13,8 @@ from kernbench.memory.ledger import Ledger, category_of
 from kernbench.notebook_html import block, paragraph, picture
 from kernbench.plurals import counted
 from kernbench.sim_engine.engine import GraphEngine
-from kernbench.sim_engine.op_log import CollectiveTrace, LoggedOperations
+from kernbench.sim_engine.log_rows import LoggedOperations
+from kernbench.sim_engine.op_log import CollectiveTrace
 from kernbench.simulation.ranks.serving_requests import EngineStep, Requests
 from kernbench.topology import Topology
 from kernbench.trace.picture import timeline_picture
@@ -167,8 +168,8 @@ def _stream_spans(operations: LoggedOperations) -> Iterator[Span]:
             title, lane, _, start, end, modelled, _ = op
             took, (below, above) = end - start, title.spread
             yield Span(
-                lane.rank, lane.sip, lane.stream, title.name, title.kind, start, end, title.nbytes, {},
-                (took - below * modelled, took + above * modelled),
+                lane.rank, lane.sip, lane.stream, title.name, title.kind, start, end, title.nbytes,
+                dict(title.detail or {}), (took - below * modelled, took + above * modelled),
             )  # fmt: skip
         elif op.start is not None and op.end is not None:
             yield Span(

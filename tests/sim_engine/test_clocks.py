@@ -9,7 +9,7 @@ from kernbench.cost.devices import resolve_device
 from kernbench.cost.generations import generation_of
 from kernbench.sim_engine.clock_limits import SustainedProducts
 from kernbench.sim_engine.clocks import MEMORY, Clocks
-from kernbench.sim_engine.op_log import Title
+from kernbench.sim_engine.log_rows import Title
 from kernbench.sim_engine.operation import Operation
 from kernbench.simulation.time.power import clock_limit
 from kernbench.topology import resolve_topology

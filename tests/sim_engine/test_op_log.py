@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import gc
+
 import pytest
+import torch
 
 import kernbench
 from kernbench.errors import ConfigError
+from kernbench.sim_engine import Operation
 from kernbench.trace.timeline import Timeline
 
 
@@ -76,3 +80,45 @@ def test_columns_say_what_the_operations_do(limit):
     ] == [(op.name, op.kind, -1 if op.rank is None else op.rank, op.start, op.end, op.nbytes) for op in operations]
     assert log.is_kind("collective").sum() == sum(op.kind == "collective" for op in operations)
     assert log.ended.all()
+
+
+def test_what_is_over_is_no_object_and_says_the_same():
+    with kernbench.simulate() as ctx:
+
+        def worker(rank):
+            x, y = torch.ones(8), ctx.ones(8)
+            for _ in range(20):
+                ctx.distributed.all_reduce(x)  # the host waits, as for all of the host
+                ctx.distributed.all_reduce(y)
+                ctx.sleep(1e-6 * rank)
+
+        ctx.multiprocessing.spawn(worker, nprocs=2, isolation="greenlet")
+    log = ctx.engine.op_log
+    assert not any(type(entry) is tuple for entry in log.operations.recent if entry.kind == "collective")
+    fields = ("name", "kind", "rank", "sip", "stream", "enqueue", "start", "end", "duration", "host", "nbytes", "spread",
+              "detail", "interval", "done")  # fmt: skip
+    before = [({name: getattr(op, name) for name in fields}, tuple(op.operands)) for op in log.operations]
+    waits = [(rank, begin, end, what.name, what.kind, sip) for rank, begin, end, what, sip in log.waits.recent]
+    assert waits
+    log.fold()
+    assert all(type(entry) is tuple for entry in log.operations.entries())
+    assert [({name: getattr(op, name) for name in fields}, tuple(op.operands)) for op in log.operations] == before
+    assert [(rank, begin, end, what.name, what.kind, sip) for rank, begin, end, what, sip in log.waits] == waits
+    assert log.waits[-1][:3] == log.waits[len(waits) - 1][:3] == waits[-1][:3]
+
+
+def test_a_long_log_keeps_no_objects_alive():
+    ctx = run(5000)
+    assert len(ctx.engine.op_log.operations) >= 10_000
+    ctx.engine.op_log.fold()
+    gc.collect()
+    kept = sum(type(each) is Operation for each in gc.get_objects())
+    assert kept < 10_000 / 4  # what has come since the log's waits were folded, and the ranks' last calls
+
+
+def test_what_columns_refer_to_goes_with_the_last_that_refers_to_it():
+    operations = run(100, log_limit=40).engine.op_log.operations
+    operations.fold()
+    assert len(operations._by_number) < 60  # a title for each collective that is kept, and what all have in common
+    everything = run(100, log_limit=None).engine.op_log.operations
+    assert [op.detail for op in operations] == [op.detail for op in everything[-len(operations) :]]

@@ -26,7 +26,7 @@ def test_places_count_and_not_when_operations_are_submitted(engine: GraphEngine)
     assert (first.end, second.end, third.end) == (1.0, None, None)
     engine.submit(second)
     assert (second.start, third.start, third.end) == (1.0, 2.0, 3.0)
-    assert not engine.behind
+    assert all(op.ahead is None for op in engine.op_log.operations)
 
 
 def test_what_is_together_takes_one_place(engine: GraphEngine) -> None:

@@ -20,7 +20,7 @@ from kernbench.simulation.launches.kernel_launch import KernelLauncher
 from kernbench.simulation.launches.signal_timing import SignalTiming
 from kernbench.simulation.order.kernel_order import SignalOrder
 from kernbench.simulation.ranks.locations import Location
-from kernbench.simulation.time.deadlines import Deadlines, Expire
+from kernbench.simulation.time.deadlines import Deadlines
 from kernbench.triton_engine.memory import write_epoch
 from kernbench.triton_engine.signals import WORD, Party, Words
 
@@ -144,16 +144,13 @@ def submit_signals(
     if timeout is not None:
         came = Condition(f"timeout of {op.name}", op.rank)  # deadlines do not hold for operations that have started
         op.when_resolved(came.fulfil)
-        deadlines.add(came, op.enqueue + timeout, _expiry(kernels, launch, timeout), asked_for=True)
+        deadlines.add(came, op.enqueue + timeout, True, _expire, kernels, launch, timeout)
     return op
 
 
-def _expiry(kernels: KernelLauncher, launch: SignalLaunch, timeout: float) -> Expire:
-    def expire(at: float) -> None:
-        error = RuntimeError(
-            f"rank {launch.rank}: {launch.op.name} has timed out after {round(timeout * 1000)} ms (virtual time): "
-            f"{launch.describe_wait()}"
-        )
-        kernels.executor.withdraw(launch.op, error, at)
-
-    return expire
+def _expire(came: Condition, at: float, kernels: KernelLauncher, launch: SignalLaunch, timeout: float) -> None:
+    error = RuntimeError(
+        f"rank {launch.rank}: {launch.op.name} has timed out after {round(timeout * 1000)} ms (virtual time): "
+        f"{launch.describe_wait()}"
+    )
+    kernels.executor.withdraw(launch.op, error, at)

@@ -10,7 +10,8 @@ from torch._C import DisableTorchFunctionSubclass
 
 from kernbench.cost.work import Cost
 from kernbench.sim_engine import GraphEngine, Operation
-from kernbench.sim_engine.op_log import MemoryRanges, Title
+from kernbench.sim_engine.log_rows import Title
+from kernbench.sim_engine.op_log import MemoryRanges
 from kernbench.simulation.memory.storages import StorageTable, Stored
 from kernbench.simulation.memory.tensor_queries import tensors_in
 from kernbench.simulation.ranks.hosts import Host, Hosts
@@ -154,7 +155,8 @@ class Streams:
             listener()
         if self._hosts.observing:
             self._hosts.forbid_observers("communicate")
-        stream = self.name_for(host, stream)
+        if host.sip != self._hosts.sips[host.rank or 0]:
+            stream = self.name_for(host, stream)
         spent = host.launch(self._costs.overhead)
         op = Operation(name, "collective", host.rank, host.sip, stream, host.clock)
         op.host = spent
@@ -175,7 +177,7 @@ class Streams:
 
     def touch(self, host: Host, op: Operation, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]) -> None:
         """Note in ``op`` and in the storages which memory it reads and writes."""
-        if len(inputs) == len(outputs) == 1 and inputs[0] is outputs[0]:
+        if inputs is outputs and len(inputs) == 1:
             stored = self._storages.adopt(inputs[0], host)
             stored.last = op
             op.operands = stored.operands_in_place(inputs[0])

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -31,7 +31,7 @@ from kernbench.simulation.order.weak_memory import as_before
 from kernbench.simulation.ranks.folding import MOST_STEPPED
 from kernbench.simulation.ranks.hosts import Hosts
 from kernbench.simulation.time.wait_queue import Awaited
-from kernbench.simulation.values.collective_cells import wholes
+from kernbench.simulation.values.collective_cells import Cells, wholes
 from kernbench.simulation.values.collective_values import (
     Brought,
     Effect,
@@ -91,27 +91,27 @@ class CollectiveRuns:
             root: number of the root in the group.
             splits: elements per cell, where they are not all alike.
         """
-        request = self._prepare(collective, arrivals, count, root, splits)
-        engine = self.engine
-        self._meet(collective, arrivals)
-        parts = [arrival.op for arrival in dict.fromkeys(arrivals)]
+        running = arrivals if collective.group.players is None else list(dict.fromkeys(arrivals))
         sips = self._sips(collective, arrivals)
+        request = self._prepare(collective, arrivals, sips, count, root, splits)
+        if self.hosts.order is not None:
+            self._meet(collective, running)
+        parts = [arrival.op for arrival in running]
         detail = self._describe(collective, request, parts, sips)
         if self.hooks is not None:
             self.hooks.collective_matched(collective, arrivals, request.config.name, len(request.plan))
-        run = engine.submit_collective(
-            request.plan, parts, [arrival.after for arrival in dict.fromkeys(arrivals)], _seats(collective, arrivals)
+        run = collective.run = self.engine.submit_collective(
+            request.plan, parts, [arrival.after for arrival in running], _seats(collective, arrivals, running)
         )
-        collective.run = run
         for arrival in arrivals:
             arrival.inputs = arrival.outputs = ()  # the log must not keep the tensors alive
-        self._log(collective, request, run, sips, [arrival.op for arrival in arrivals], detail)
+        members = parts if running is arrivals else [arrival.op for arrival in arrivals]
+        self._log(collective, request, run, sips, members, detail)
 
     def _meet(self, collective: Collective, arrivals: Sequence[Arrival]) -> None:
         """What is before the ends of its members, in the order of events."""
-        if self.hosts.order is not None:
-            sender = 0 if collective.signature.op == "send" else None
-            met([getattr(arrival.op, "moment", None) for arrival in dict.fromkeys(arrivals)], sender=sender)
+        sender = 0 if collective.signature.op == "send" else None
+        met([getattr(arrival.op, "moment", None) for arrival in arrivals], sender=sender)
 
     def _describe(
         self, collective: Collective, request: Request, parts: Sequence[Operation], sips: Sequence[int]
@@ -150,7 +150,7 @@ class CollectiveRuns:
         addresses = tuple([part.operands[-1].address if part is not None and part.operands else 0 for part in parts])
         self.engine.op_log.collectives.append(
             CollectiveTrace(
-                str(collective), run, collective.group.ranks, sips, request.config.buffer_kind, addresses,
+                run, collective.group.ranks, sips, request.config.buffer_kind, addresses,
                 request.chunk_offsets, detail,
             )
         )  # fmt: skip
@@ -195,7 +195,8 @@ class CollectiveRuns:
         sips = (arrivals[0].op.sip, arrivals[1].op.sip)
         request = self._message(collective, sips, count)
         self._move_values(collective, request, arrivals, 0, None)
-        self._meet(collective, arrivals)
+        if self.hosts.order is not None:
+            self._meet(collective, arrivals)
         self._describe(collective, request, [arrivals[1].op], sips)
         if self.hooks is not None:
             self.hooks.collective_matched(collective, arrivals, request.config.name, len(request.plan))
@@ -214,6 +215,7 @@ class CollectiveRuns:
         self,
         collective: Collective,
         arrivals: Sequence[Arrival],
+        sips: tuple[int, ...],
         count: int,
         root: int | None,
         splits: Splits | None,
@@ -221,7 +223,7 @@ class CollectiveRuns:
         """Plan a matched collective, and move its values."""
         signature = collective.signature
         request = self._request(
-            signature.op, signature.algorithm, self._sips(collective, arrivals), root, count,
+            signature.op, signature.algorithm, sips, root, count,
             signature.dtype or torch.int32, splits, collective.group.environ or (), signature.reduction,
             collective.group.players is not None,
         )  # fmt: skip
@@ -247,18 +249,20 @@ class CollectiveRuns:
             if self.watch is not None:
                 self.watch(collective, arrivals)
 
-    @contextmanager
-    def _as_read(self, arrivals: Sequence[Arrival]) -> Iterator[None]:
+    def _as_read(self, arrivals: Sequence[Arrival]) -> AbstractContextManager[None]:
         """For the length of a block, memory is as the members see it, where that is weak."""
         weak = None if self.hosts.order is None else self.hosts.order.weak
         older = [] if weak is None else [view for each in arrivals for view in weak.reading.pop(each.op, ())]
-        with as_before(older, [tensor for each in arrivals for tensor in each.outputs] if older else ()):
-            yield
+        return as_before(older, [tensor for each in arrivals for tensor in each.outputs]) if older else nullcontext()
 
     def _sips(self, collective: Collective, arrivals: Sequence[Arrival]) -> tuple[int, ...]:
         """The members' SIPs, also of those that do not run."""
-        if collective.group.players is None:
-            return tuple([arrival.op.sip for arrival in arrivals])
+        group = collective.group
+        if group.players is None:
+            sips = tuple([arrival.op.sip for arrival in arrivals])
+            if sips != group.sips:
+                group.sips = sips
+            return group.sips  # the same object for all that a log keeps
         return tuple(map(self.hosts.sip_of, collective.group.ranks))
 
     def _move_known(
@@ -305,7 +309,7 @@ class CollectiveRuns:
         self, request: Request, arrivals: Sequence[Arrival], root: int | None, reduction: Reduction | None
     ) -> None:
         """Move the values."""
-        inputs, outputs = zip(*map(_values_of, arrivals), strict=True)
+        inputs, outputs = zip(*[_values_of(arrival) for arrival in arrivals], strict=True)
         module = algorithm_module(request.config.module)
         if hasattr(module, "run"):
             self._kernels.run(module, tuple(arrival.rank for arrival in arrivals), inputs, outputs, reduction, root)
@@ -368,14 +372,14 @@ class CollectiveRuns:
         return next((posted for posted, there in self._awaited.items() if there is awaited), awaited)
 
 
-def _seats(collective: Collective, arrivals: Sequence[Arrival]) -> Seats | None:
+def _seats(collective: Collective, arrivals: Sequence[Arrival], running: Sequence[Arrival]) -> Seats | None:
     """Where the members sit that run, if not all do."""
     group = collective.group
     if group.players is None:
         return None
-    running = {id(arrival): at for at, arrival in enumerate(dict.fromkeys(arrivals))}
-    own = tuple([group.index[arrival.rank] for arrival in dict.fromkeys(arrivals)])
-    return Seats(own, tuple([running[id(arrival)] for arrival in arrivals]))
+    place = {id(arrival): at for at, arrival in enumerate(running)}
+    own = tuple([group.index[arrival.rank] for arrival in running])
+    return Seats(own, tuple([place[id(arrival)] for arrival in arrivals]))
 
 
 def _that_matter(arrival: Arrival) -> Sequence[torch.Tensor]:
@@ -389,15 +393,17 @@ def _values_of(arrival: Arrival) -> tuple[list[torch.Tensor], list[torch.Tensor]
 
     Raises :class:`KernbenchError` if the program has taken the memory of one away since (``UntypedStorage.resize_``).
     """
-    for tensor in (*wholes(arrival.inputs), *(plain(tensor).data for tensor in wholes(arrival.outputs))):
+    inputs, in_place = arrival.inputs, arrival.inputs is arrival.outputs
+    outputs = [plain(tensor).data for tensor in arrival.outputs]
+    written = (plain(arrival.outputs.whole),) if type(arrival.outputs) is Cells else outputs
+    for tensor in written if in_place else (*wholes(inputs), *written):
         if not tensor.data_ptr() and tensor.numel():
             raise KernbenchError(
                 f"{arrival.signature.op}, which rank {arrival.rank} called at {arrival.location}: the program has taken the "
                 "memory of its tensor away (UntypedStorage.resize_) before it had run, and without waiting for it; on hardware "
                 "it would read or write memory that has another owner by then. Wait for its work first"
             )
-    outputs = [plain(tensor).data for tensor in arrival.outputs]
-    if len(outputs) == 1 and len(arrival.inputs) == 1 and arrival.inputs[0] is arrival.outputs[0]:
+    if in_place:
         return outputs, outputs
-    written = {id(tensor): output for tensor, output in zip(arrival.outputs, outputs, strict=True)}
-    return [written[id(tensor)] if id(tensor) in written else plain(tensor) for tensor in arrival.inputs], outputs
+    both = {id(tensor): output for tensor, output in zip(arrival.outputs, outputs, strict=True)}
+    return [both[id(tensor)] if id(tensor) in both else plain(tensor) for tensor in inputs], outputs

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 
 from kernbench.ccl.reduce_op import spelled
+from kernbench.collective_kinds import KINDS
 from kernbench.errors import CollectiveMismatchError, ConfigError
+from kernbench.sim_engine.interference import Load
 from kernbench.sim_engine.operation import COMM_STREAM, Operation
 from kernbench.sim_engine.plan_run import PlanRun
 from kernbench.simulation.ranks.folding import Folding
 from kernbench.simulation.ranks.locations import Location
+from kernbench.simulation.values.collective_cells import Cells
 from kernbench.simulation.values.collective_values import Brought
+
+_MOST_PLANS = 4096
+"""Signatures of a group's calls that are remembered."""
 
 
 class Signature(NamedTuple):
@@ -48,6 +54,36 @@ class Signature(NamedTuple):
     def differences(self, other: Signature) -> list[str]:
         """What differs, in words."""
         return [name for name, mine, theirs in zip(self._fields, self, other, strict=True) if mine != theirs]
+
+
+class CallPlan:
+    """What all calls of one signature on one group have in common: made by the first of them, shared by the members.
+
+    Attributes:
+        group, signature: whose calls these are.
+        cells: signatures that make up a member's work buffer.
+        loads: what they take from the kernels beside them, by the elements of the work buffer.
+    """
+
+    __slots__ = ("_sums_up", "cells", "group", "loads", "signature")
+
+    def __init__(self, group: Communicator, signature: Signature) -> None:
+        kind = KINDS[signature.op]
+        self.group = group
+        self.signature = signature
+        self.cells = kind.chunks(group.size)
+        self.loads: dict[int, Load] = {}
+        self._sums_up = kind.coalesced
+
+    def elements(self, tensors: Sequence[torch.Tensor]) -> int:
+        """Elements of the work buffer of a member that brings (or only gets) these tensors; a barrier passes a token."""
+        if not tensors:
+            return self.cells
+        if type(tensors) is Cells:
+            return self.cells * tensors.size
+        if self._sums_up and len(tensors) > 1:
+            return self.cells * sum([tensor.numel() for tensor in tensors])
+        return self.cells * tensors[0].numel()
 
 
 @dataclass(eq=False, slots=True)
@@ -140,6 +176,8 @@ class Communicator:
         expected: members that call.
         made: whether the library has made it: NCCL does in the first call, of which all members must be.
         joined: members that have called something, until it is made.
+        sips: that its members drove when they last met.
+        calls: plans by what process groups know of a call before its signature.
     """
 
     def __init__(
@@ -165,6 +203,19 @@ class Communicator:
         self._mine: Numbered | None = None
         self._monitors: Communicator | None = None
         self._sips: dict[int, tuple[int, Location]] = {}
+        self.sips: tuple[int, ...] = ()
+        self._plans: dict[Signature, CallPlan] = {}
+        self.calls: dict[Hashable, CallPlan] = {}
+
+    def plan(self, signature: Signature) -> CallPlan:
+        """Of the calls with this signature."""
+        found = self._plans.get(signature)
+        if found is None:
+            if len(self._plans) >= _MOST_PLANS:
+                self._plans.clear()
+                self.calls.clear()
+            found = self._plans[signature] = CallPlan(self, signature)
+        return found
 
     def drive(self, rank: int, sip: int, location: Location) -> tuple[int, Location] | None:
         """A member first communicates with memory of a SIP; who did so before it with the same one, and where."""
@@ -228,6 +279,7 @@ class Communicator:
             return collective, collective.error.again()
         arrivals = collective.arrivals
         arrivals[rank] = arrival
+        arrival.signature = collective.signature  # it is equal: one for all, since calls are remembered
         if len(arrivals) == self.expected:
             del self._open[sequence]
         return collective, None

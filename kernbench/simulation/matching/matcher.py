@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -22,7 +21,7 @@ from kernbench.sim_engine import DataExecutor, GraphEngine, Operation
 from kernbench.sim_engine.interference import NO_LOAD, Load, load
 from kernbench.simulation.launches.streams import Streams
 from kernbench.simulation.matching.collective_runs import CollectiveRuns
-from kernbench.simulation.matching.groups import Arrival, Collective, Communicator, Signature
+from kernbench.simulation.matching.groups import Arrival, CallPlan, Collective, Signature
 from kernbench.simulation.matching.history import History
 from kernbench.simulation.matching.hooks import RunHooks
 from kernbench.simulation.matching.message_runs import MessageRuns
@@ -30,7 +29,7 @@ from kernbench.simulation.matching.messages import Mailbox
 from kernbench.simulation.memory.tensor_queries import storage_of
 from kernbench.simulation.ranks.hosts import Host, Hosts
 from kernbench.simulation.ranks.locations import user_location
-from kernbench.simulation.values.collective_cells import elements_of_first, wholes
+from kernbench.simulation.values.collective_cells import wholes
 
 Shapes = tuple[tuple[int, ...], ...]
 
@@ -66,7 +65,6 @@ class Matcher:
         self.pending: list[Collective] = []
         self._matched: list[Collective] = []  # of these, in which all have arrived and which has not been started
         self.posted = 0
-        self._loads: dict[tuple[Any, ...], Load] = {}
         self.history = History()
         self.mailbox = Mailbox(self.engine, self.hosts, self.streams, self.history, self.hooks)
         self.messages = MessageRuns(
@@ -87,17 +85,19 @@ class Matcher:
 
     def post(
         self,
-        group: Communicator,
-        signature: Signature,
+        me: Host,
+        plan: CallPlan,
         inputs: Sequence[torch.Tensor],
         outputs: Sequence[torch.Tensor],
         *,
         splits: tuple[int, ...] | None = None,
         given: Sequence[torch.Tensor] | None = None,
     ) -> Operation:
-        """Post this rank's part of the next collective of ``group``; wait for the operation to have its result.
+        """Post this rank's part of the next collective of a group; wait for the operation to have its result.
 
         Args:
+            me: the host that runs.
+            plan: of the call.
             inputs, outputs: see :mod:`kernbench.ccl.movements`.
             splits: elements per cell, where they are not all alike.
             given: the tensors that the program gave, where ``inputs`` are pieces of them.
@@ -106,52 +106,42 @@ class Matcher:
             KernbenchError: this rank is no member.
             CollectiveMismatchError: another member called something else; the others' operations fail too.
         """
-        me = self.hosts.current()
-        op = self.enqueue(me, group, signature, inputs or outputs)
-        rank = me.rank
+        op = self.enqueue(me, plan, inputs or outputs)
+        rank, signature = me.rank, plan.signature
         assert rank is not None
         arrival = Arrival(rank, signature, inputs, outputs, op, user_location(), me.before(me.stream), splits)
-        self.admit(me, group, arrival, shapes_given(signature, inputs if given is None else given))
+        self.admit(me, plan, arrival, shapes_given(signature, inputs if given is None else given))
         self.streams.touch(me, op, inputs, outputs)
         return op
 
-    def enqueue(
-        self, me: Host, group: Communicator, signature: Signature, payload: Sequence[torch.Tensor]
-    ) -> Operation:
+    def enqueue(self, me: Host, plan: CallPlan, payload: Sequence[torch.Tensor]) -> Operation:
         """Put a member's call on the group's stream. Raises :class:`KernbenchError` if ``me`` is no member."""
-        rank = me.rank
+        rank, group = me.rank, plan.group
         if rank is None:
             raise KernbenchError("this is for ranks: call it inside the function given to ctx.multiprocessing.spawn")
         if rank not in group.index:
             raise KernbenchError(
-                f"rank {rank} called {signature.op} on {group.name}, of which it is not a member ({list(group.ranks)})"
+                f"rank {rank} called {plan.signature.op} on {group.name}, of which it is not a member ({list(group.ranks)})"
             )
         if group.environ is None:
             group.environ = library_environ()  # as the library does, when the group is first used
-        return self.streams.post(me, signature.op, group.stream, payload)
+        return self.streams.post(me, plan.signature.op, group.stream, payload)
 
-    def admit(self, me: Host, group: Communicator, arrival: Arrival, shapes: Shapes | None) -> None:
+    def admit(self, me: Host, plan: CallPlan, arrival: Arrival, shapes: Shapes | None) -> None:
         """A member's call has come, whose operation has been made; ``shapes``: of what the program gave, for the history.
 
         Raises :class:`CollectiveMismatchError` as :meth:`post` does.
         """
-        rank, op, signature, inputs, outputs = (
-            arrival.rank,
-            arrival.op,
-            arrival.signature,
-            arrival.inputs,
-            arrival.outputs,
-        )
-        after = arrival.after
+        rank, op, group = arrival.rank, arrival.op, plan.group
         collective, error = group.arrive(arrival)
-        if error is None:
-            signature = arrival.signature = collective.signature  # it is equal: one for all, since calls are remembered
+        signature = arrival.signature
         self.history.add(rank, group, collective.sequence, signature, op, arrival.location, None, shapes)
         if self.hooks is not None:
             self.hooks.collective_enqueued(group.name, collective.sequence, signature, op, arrival.location)
         self.engine.progress += 1
         self.engine.reserve(op)
-        group.join(rank)
+        if not group.made:
+            group.join(rank)
         if error is not None:
             self._forget(collective)
             for other in collective.arrivals.values():
@@ -160,35 +150,33 @@ class Matcher:
                     self.executor.failed.append(other.op)
             op.fail(error, me.clock)
             raise error
-        if len(collective.arrivals) == 1:
+        there = len(collective.arrivals)
+        if there == 1:
             collective.number = self.posted
             self.posted += 1
             self.pending.append(collective)
-        if collective.matched:
+        if there == group.expected:
             self._matched.append(collective)
         me.tails[group.stream] = op
         if arrival.splits is None:
-            self.engine.interference.expect(op, after, self._load(group, signature, inputs, outputs))
+            count = plan.elements(arrival.inputs or arrival.outputs)
+            load = plan.loads.get(count) or self._load(plan, count, (*wholes(arrival.inputs), *wholes(arrival.outputs)))
+            if load is not NO_LOAD:
+                self.engine.interference.expect(op, arrival.after, load)
 
-    def _load(
-        self, group: Communicator, signature: Signature, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
-    ) -> Load:
+    def _load(self, plan: CallPlan, count: int, tensors: Sequence[torch.Tensor]) -> Load:
         """What a collective is expected to take from the kernels beside it; nothing where no library runs it as a kernel."""
-        count = self._count(signature, inputs or outputs, len(group.ranks))
-        key = (group.ranks, group.environ, signature.op, signature.algorithm, signature.root, signature.dtype, count)
-        found = self._loads.get(key)
-        if found is None:
-            touched = sum(tensor.numel() * tensor.element_size() for tensor in (*wholes(inputs), *wholes(outputs)))
-            found = self._loads[key] = self._find_load(group, signature, count, touched)
+        found = plan.loads[count] = self._find_load(plan, count, tensors)
         return found
 
-    def _find_load(self, group: Communicator, signature: Signature, count: int, touched: int) -> Load:
+    def _find_load(self, plan: CallPlan, count: int, tensors: Sequence[torch.Tensor]) -> Load:
         try:
-            request = self.runs.expected(signature, count, group)
+            request = self.runs.expected(plan.signature, count, plan.group)
         except Exception:
             return NO_LOAD  # what is wrong is reported when it starts
         if not request.channels:
             return NO_LOAD
+        touched = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         device = self.engine.topology.device
         return load(
             request.seconds,
@@ -197,14 +185,6 @@ class Matcher:
             traffic=touched,
             bandwidth=device.hbm_copy_bandwidth,
         )
-
-    @staticmethod
-    def _count(signature: Signature, tensors: Sequence[torch.Tensor], members: int) -> int:
-        """Elements of the work buffer; a barrier passes a token."""
-        kind = KINDS[signature.op]
-        if kind.coalesced and tensors:
-            return sum([tensor.numel() for tensor in wholes(tensors)]) * kind.chunks(members)
-        return (elements_of_first(tensors) if tensors else 1) * kind.chunks(members)
 
     def _forget(self, collective: Collective) -> None:
         for kept in (self.pending, self._matched):
@@ -280,7 +260,7 @@ class Matcher:
             self._forget(collective)
             return
         signature = collective.signature
-        count = self._count(signature, arrivals[0].inputs or arrivals[0].outputs, len(arrivals))
+        count = group.plan(signature).elements(arrivals[0].inputs or arrivals[0].outputs)
         root = None if signature.root is None else collective.group.index[signature.root]
         self._run(collective, arrivals, count, root, splits)
 

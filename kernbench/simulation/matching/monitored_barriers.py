@@ -6,7 +6,6 @@ They are made of messages between rank 0 and the others, not of a collective: wh
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from kernbench.sim_engine import Operation
 from kernbench.simulation.matching.groups import Collective
@@ -35,12 +34,11 @@ class MonitoredBarriers:
 
         What it fails with is a RuntimeError.
         """
-        collective = self._matcher.collective_of(op)
-        expire = partial(self._expire, op, collective, round(seconds * 1000), wait_all_ranks)
-        self._deadlines.add(op, op.enqueue + seconds, expire, asked_for=asked_for)
+        collective, limit = self._matcher.collective_of(op), round(seconds * 1000)
+        self._deadlines.add(op, op.enqueue + seconds, asked_for, self._expire, collective, limit, wait_all_ranks)
 
     def _expire(
-        self, op: Operation, collective: Collective, milliseconds: int, wait_all_ranks: bool, at: float
+        self, op: Operation, at: float, collective: Collective, milliseconds: int, wait_all_ranks: bool
     ) -> None:
         index = collective.group.index
         missing = [index[rank] for rank in collective.missing]

@@ -302,7 +302,7 @@ class StorageTable:
 
     def note(self, tensor: torch.Tensor) -> Stored:
         """What is known about a tensor's storage; a new note for one of the host of which nothing is."""
-        storage: Any = storage_of(tensor)
+        storage: Any = tensor.untyped_storage() if type(tensor) is torch.Tensor else storage_of(tensor)
         stored: Stored | None = getattr(storage, NOTE, None)
         if stored is None or stored.table is not self:
             stored = Stored(self)

@@ -21,7 +21,7 @@ def tells_of_looks(tensor: torch.Tensor) -> bool:
 
 def plain(tensor: torch.Tensor) -> torch.Tensor:
     """The same tensor without the class that tells of looks: operations on it are not drained for."""
-    return plain_of(tensor) if tells_of_looks(tensor) else tensor
+    return plain_of(tensor) if getattr(type(tensor), "tells_of_looks", False) else tensor
 
 
 def plain_of(tensor: torch.Tensor) -> torch.Tensor:

@@ -17,7 +17,7 @@ from kernbench.errors import KernbenchError
 from kernbench.order import Order, RankOrder
 from kernbench.scheduler import RankScheduler
 from kernbench.scheduler.crew import acts_for_a_rank
-from kernbench.sim_engine.op_log import as_operation
+from kernbench.sim_engine.log_rows import as_operation
 from kernbench.sim_engine.operation import COMPUTE_STREAM, Lane, Operation
 from kernbench.simulation.ranks.folding import Folding
 from kernbench.simulation.ranks.graph_capture import GraphCapture
@@ -71,7 +71,8 @@ class Tails(dict[str, Any]):
 
     def get(self, name: str, default: Any = None) -> Any:
         """The last operation of a stream."""
-        return as_operation(super().get(name, default))
+        last = super().get(name, default)
+        return as_operation(last) if type(last) is tuple else last
 
     def __getitem__(self, name: str) -> Operation:
         return as_operation(super().__getitem__(name))
@@ -206,9 +207,10 @@ class Host:
 
     def before(self, name: str) -> tuple[Operation, ...]:
         """What a stream has to do, or to wait for, before what is enqueued next."""
-        tail = self.tails.get(name)
-        waits = self.awaited.get(name, ())
-        return (*waits,) if tail is None else (tail, *waits)
+        tail, waits = self.tails.get(name), self.awaited.get(name)
+        if tail is None:
+            return tuple(waits or ())
+        return (tail, *waits) if waits else (tail,)
 
     def let_wait(self, name: str, operations: Iterable[Operation]) -> None:
         """What is enqueued next on the stream called ``name`` starts after ``operations``."""

@@ -10,25 +10,26 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from itertools import count
+from typing import Any
 
 from kernbench.simulation.time.wait_queue import Awaited
 
-Expire = Callable[[float], None]
+Expire = Callable[..., None]
 
 
 class Deadlines:
     """The timeouts of one simulation."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Awaited, bool, Expire]] = []
+        self._heap: list[tuple[float, int, Awaited, bool, Expire, tuple[Any, ...]]] = []
         self._serial = count()
 
     def __len__(self) -> int:
         return len(self._heap)
 
-    def add(self, op: Awaited, at: float, expire: Expire, asked_for: bool) -> None:
-        """Call ``expire(at)``, which must fail ``op``, if ``op`` has not started when the clock would pass ``at`` (s)."""
-        heapq.heappush(self._heap, (at, next(self._serial), op, asked_for, expire))
+    def add(self, op: Awaited, at: float, asked_for: bool, expire: Expire, *args: Any) -> None:
+        """Call ``expire(op, at, *args)``, which must fail ``op``, if it has not started when the clock would pass ``at`` s."""
+        heapq.heappush(self._heap, (at, next(self._serial), op, asked_for, expire, args))
 
     def clear(self) -> None:
         """Forget every deadline."""
@@ -37,15 +38,15 @@ class Deadlines:
     def expire_before(self, time: float) -> bool:
         """Expire the first deadline before ``time`` (s), if there is one, and those at the same time as it."""
         heap = self._heap
-        while heap and (heap[0][2].done or heap[0][2].start is not None):
+        while heap and (heap[0][2].start is not None or heap[0][2].done):
             heapq.heappop(heap)
         if not heap or heap[0][0] >= time:
             return False
         at = heap[0][0]
         while heap and heap[0][0] == at:
-            _, _, op, _, expire = heapq.heappop(heap)
+            _, _, op, _, expire, args = heapq.heappop(heap)
             if not op.done and op.start is None:
-                expire(at)
+                expire(op, at, *args)
         return True
 
     def expire_asked_for(self) -> bool:
@@ -53,8 +54,8 @@ class Deadlines:
         waiting = [entry for entry in self._heap if entry[3] and not entry[2].done and entry[2].start is None]
         if not waiting:
             return False
-        at, _, _, _, expire = first = min(waiting, key=lambda entry: entry[:2])
+        at, _, op, _, expire, args = first = min(waiting, key=lambda entry: entry[:2])
         self._heap.remove(first)
         heapq.heapify(self._heap)
-        expire(at)
+        expire(op, at, *args)
         return True

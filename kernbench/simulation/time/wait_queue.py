@@ -54,14 +54,16 @@ class Waits:
         drives the simulation. The waiter's host clock moves forward to the handle's end.
         """
         handle.observed = True
+        host = self._hosts.current()
         try:
             if not handle.done:
                 self.block_on(handle)
         finally:
-            self.move_clock(self._hosts.current(), handle)
+            self.move_clock(host, handle)
         if handle.error is not None:
             raise handle.error
-        self.met(handle)
+        if host.order is not None:
+            host.order.host_waits(getattr(handle, "moment", None))
 
     def met(self, handle: Awaited) -> None:
         """What the running host does from now on happens after an operation that it has seen end."""
@@ -97,7 +99,7 @@ class Waits:
         self.pending.append((awaited, scheduler.waitable()))
         awaited.when_resolved(partial(self.ended.append, awaited))
         scheduler.switch_to_main()
-        if not awaited.done:
+        if awaited.end is None:
             raise KernbenchError(
                 f"resumed before {awaited!r} was done: a greenlet was switched to from outside kernbench"
             )
@@ -136,11 +138,11 @@ class Waits:
         if ended:
             done = {awaited for awaited in ended if awaited.done}
             ended[:] = [awaited for awaited in ended if awaited not in done] if waits else []
-            still = []
+            still, ready = [], self._scheduler.ready
             for item in waits:
                 awaited, target = item
                 if awaited in done:
-                    self._scheduler.make_ready(target, awaited.error)
+                    ready.append((target, awaited.error))
                     if self.resuming is not None:
                         self.resuming(target, awaited.error)
                 else:

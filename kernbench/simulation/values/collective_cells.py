@@ -60,8 +60,3 @@ class Cells(Sequence[torch.Tensor]):
 def wholes(tensors: Tensors) -> Tensors:
     """The tensors that have the memory of ``tensors``: of cells, the one that they are parts of."""
     return (tensors.whole,) if type(tensors) is Cells else tensors
-
-
-def elements_of_first(tensors: Tensors) -> int:
-    """Elements of the first of some tensors, of which there is one."""
-    return tensors.size if type(tensors) is Cells else tensors[0].numel()

@@ -7,7 +7,7 @@ import functools
 import warnings
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -150,36 +150,36 @@ def _is_channels_last(tensor: torch.Tensor) -> bool:
     return form is not None and tensor.is_contiguous(memory_format=form)
 
 
-def reduction_of(opts: Any) -> ReduceOp:
+class SumOfMultiples(NamedTuple):
+    """NCCL's ``PREMUL_SUM``: what is summed up are the tensors times a factor, a number or a tensor of one."""
+
+    factor: Any
+
+    def of(self, tensors: Tensors, library: Library) -> Tensors:
+        """What is summed up; of unknown values the tensors themselves.
+
+        Raises TypeError, with torch's words, of a type that NCCL does not multiply.
+        """
+        for tensor in tensors:
+            if library in ("nccl", "rccl") and tensor.dtype not in _MULTIPLIED:
+                raise TypeError("PreMulSum Data type must be half, float, bfloat16 or double")
+        with plain_torch():
+            return [tensor if is_unknown(tensor) else multiplied(tensor.data, self.factor) for tensor in tensors]
+
+
+def reduction_of(opts: Any) -> ReduceOp | SumOfMultiples:
     """The reduction of options, of a torch ``ReduceOp``, or sum."""
+    if type(opts) is ReduceOp:
+        return opts
     wanted = getattr(opts, "reduceOp", opts)
     if wanted is None or isinstance(wanted, timedelta):
         return ReduceOp.SUM
-    return _parsed(getattr(wanted, "op", wanted))
-
-
-_PREMUL_SUM = dist.ReduceOp.PREMUL_SUM
+    return _parsed(getattr(wanted, "op", wanted)) or SumOfMultiples(wanted.__getstate__()[1])
 
 
 @functools.cache
-def _parsed(op: Any) -> ReduceOp:
-    return ReduceOp.SUM if op == _PREMUL_SUM else ReduceOp.parse(op)
-
-
-def premultiplied(opts: Any, tensors: Tensors, library: Library) -> Tensors:
-    """What is summed up: the tensors, or those times the factor of NCCL's ``PREMUL_SUM``; of unknown values themselves.
-
-    Raises TypeError, with torch's words, of a type that NCCL does not multiply.
-    """
-    wanted = getattr(opts, "reduceOp", opts)
-    if getattr(wanted, "op", None) != _PREMUL_SUM:
-        return tensors
-    for tensor in tensors:
-        if library in ("nccl", "rccl") and tensor.dtype not in _MULTIPLIED:
-            raise TypeError("PreMulSum Data type must be half, float, bfloat16 or double")
-    factor = wanted.__getstate__()[1]
-    with plain_torch():
-        return [tensor if is_unknown(tensor) else multiplied(tensor.data, factor) for tensor in tensors]
+def _parsed(op: Any) -> ReduceOp | None:
+    return None if op == dist.ReduceOp.PREMUL_SUM else ReduceOp.parse(op)
 
 
 _MULTIPLIED = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -193,4 +193,7 @@ def root_of(opts: Any) -> int:
 def timeout_of(opts: Any) -> timedelta | None:
     """The timeout that a program gave in options, None if it gave none."""
     timeout = getattr(opts, "timeout", None)
-    return timeout if isinstance(timeout, timedelta) and timeout > timedelta(0) else None
+    return timeout if isinstance(timeout, timedelta) and timeout > _NO_TIME else None
+
+
+_NO_TIME = timedelta(0)

@@ -49,15 +49,17 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
         tensor = one_tensor(tensors)
         if tensor.is_sparse:
             return self._sparse_all_reduce(tensor, opts)
-        reduction = reduction_of(opts)
-        target = tensor if out is None else plain(out)
-        if target.shape != tensor.shape or target.dtype != tensor.dtype:
-            raise CallError(
-                f"all_reduce: out has {tuple(target.shape)} {target.dtype}, tensor has {tuple(tensor.shape)} {tensor.dtype}"
-            )
+        given = outputs = (tensor,)
+        if out is not None:
+            target = plain(out)
+            if target.shape != tensor.shape or target.dtype != tensor.dtype:
+                raise CallError(
+                    f"all_reduce: out has {tuple(target.shape)} {target.dtype}, tensor has {tuple(tensor.shape)} {tensor.dtype}"
+                )
+            outputs = (target,)
         return self._post(
-            "all_reduce", (tensor,), (target,), opts, shape=tuple(tensor.shape), dtype=tensor.dtype,
-            reduction=reduction, algorithm=algorithm,
+            "all_reduce", given, outputs, opts, shape=tensor.shape, dtype=tensor.dtype,
+            reduction=reduction_of(opts), algorithm=algorithm,
         )  # fmt: skip
 
     @dispatched("allreduce_coalesced_", lambda group, given, *_: (as_tensors(given), group, any_reduction()))
@@ -65,8 +67,9 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
         """All tensors in one collective."""
         if any(tensor.is_sparse for tensor in tensors):
             return self._joined([self.allreduce([tensor], opts) for tensor in tensors])
+        given = tuple(tensors)
         return self._post(
-            "all_reduce", tuple(tensors), tuple(tensors), opts, shape=tuple(tensor.numel() for tensor in tensors),
+            "all_reduce", given, given, opts, shape=tuple(tensor.numel() for tensor in tensors),
             dtype=tensors[0].dtype, reduction=reduction_of(opts),
         )  # fmt: skip
 
@@ -96,9 +99,8 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
         root = root_of(opts)
         if self._is_nccls(tensor):
             nccl_rules.member("broadcast", root, self.size())
-        return self._post(
-            "broadcast", (tensor,), (tensor,), opts, shape=tuple(tensor.shape), dtype=tensor.dtype, root=root
-        )
+        given = (tensor,)
+        return self._post("broadcast", given, given, opts, shape=tuple(tensor.shape), dtype=tensor.dtype, root=root)
 
     @dispatched(
         "reduce_", lambda group, given, opts=None, *_: (as_tensors(given), group, any_reduction(), root_of(opts), 0)

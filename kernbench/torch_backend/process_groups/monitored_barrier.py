@@ -18,7 +18,7 @@ def wait(group: PostingGroup, timeout: timedelta | None, wait_all_ranks: bool) -
     simulation = group.simulation
     limit = group.timeout if timeout is None else timeout
     signature = Signature("monitored_barrier", None, None, None, None, simulation.ccl_config.algorithm)
-    operation = group.matcher.post(group.communicator.monitors, signature, (), ())
+    operation = group.matcher.post(simulation.hosts.current(), group.communicator.monitors.plan(signature), (), ())
     asked_for = group.asked_for or timeout is not None
     simulation.monitored.watch(operation, limit.total_seconds(), wait_all_ranks, asked_for)
     simulation.waits.wait(operation)

@@ -20,6 +20,7 @@ from kernbench.memory.ledger import BACKWARD, PHASES
 from kernbench.sim_engine.operation import Operation
 from kernbench.simulation.matching.groups import Communicator, Signature
 from kernbench.simulation.matching.messages import CONNECTION, MessageRoute
+from kernbench.simulation.memory.storages import Block
 from kernbench.simulation.ranks.locations import user_location
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.values.capture_rollback import keep
@@ -27,14 +28,14 @@ from kernbench.simulation.values.collective_cells import Cells, wholes
 from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.gpu.device.software_versions import NCCL
 from kernbench.torch_backend.gpu.memory.memory_owners import claim_communication
-from kernbench.torch_backend.gpu.tensors.placement import block_of, place
+from kernbench.torch_backend.gpu.tensors.placement import PLAIN, block_of, place
 from kernbench.torch_backend.process_groups import absent_members, backend_classes, nccl_rules
 from kernbench.torch_backend.process_groups.arguments import (
+    SumOfMultiples,
     Tensors,
     memory_of_message,
     one_tensor,
     parts_of,
-    premultiplied,
     require_contiguous,
     timeout_of,
 )
@@ -254,52 +255,58 @@ class PostingGroup(STOCK):
         *,
         shape: tuple[int, ...] | None,
         dtype: torch.dtype | None,
-        reduction: ReduceOp | None = None,
+        reduction: ReduceOp | SumOfMultiples | None = None,
         root: int | None = None,
         splits: tuple[int, ...] | None = None,
         given: Tensors | None = None,
         algorithm: str | None = None,
     ) -> Work:
-        parts = parts_of(inputs, outputs)
-        if parts is not None:
-            apart = partial(self._post, shape=shape, reduction=reduction, root=root, splits=splits, algorithm=algorithm)
-            return self._joined([apart(op, given, got, opts, dtype=(*given, *got)[0].dtype) for given, got in parts])
-        held = (*wholes(inputs), *wholes(outputs))
+        held = wholes(inputs) if inputs is outputs else (*wholes(inputs), *wholes(outputs))
+        block, on_gpus = None, 0
+        for tensor in held:
+            if type(tensor) not in PLAIN and (parts := parts_of(inputs, outputs)) is not None:
+                apart = partial(
+                    self._post, shape=shape, reduction=reduction, root=root, splits=splits, algorithm=algorithm
+                )
+                return self._joined(
+                    [apart(op, given, got, opts, dtype=(*given, *got)[0].dtype) for given, got in parts]
+                )
+            there = block_of(tensor)
+            if there is not None:
+                block, on_gpus = block or there, on_gpus + 1
         for tensor in wholes(outputs):
             if tensor.is_sparse:
                 raise ValueError(f"{op}: sparse tensors are supported by all_reduce only")
-        if self.backend_name != "gloo":
+        if block is not None and self.backend_name != "gloo":
             require_contiguous(op, _moved_as_they_are(op, inputs, outputs))
-        library = "" if algorithm else self._library_for(held)  # an algorithm that is named is no library's
-        combined = reduction if dtype is None else self._taken(library, op, dtype, reduction)
-        signature = Signature(
-            op,
-            shape,
-            dtype,
-            None if combined is None else combined.value,
-            None if root is None else self.communicator.ranks[root],
-            algorithm or self.simulation.ccl_config.algorithm_for(op),
-        )
+        library = "" if algorithm else self._libraries[block is not None]  # an algorithm that is named is no library's
+        multiples, reduces = (reduction, ReduceOp.SUM) if isinstance(reduction, SumOfMultiples) else (None, reduction)
+        communicator = self.communicator
+        call = library, op, shape, dtype, reduces, root, algorithm
+        plan = communicator.calls.get(call)
+        if plan is None:
+            plan = communicator.calls[call] = communicator.plan(self._signature(*call))
         self._sequence += 1
-        if type(opts) is ReduceOp:
-            opts = None  # a reduction alone: there are no other options
         simulation, host = self.simulation, self.simulation.hosts.current()
         if host.unsettled:
             simulation.values.settle_stream()
-        if self.communicator.players is not None:
-            absent_members.check(simulation, self.communicator, op, signature.root, inputs, outputs)
-        summands = premultiplied(opts, inputs, library) if reduction is not None and opts is not None else inputs
-        self._count_memory(summands, outputs)
+        if communicator.players is not None:
+            absent_members.check(simulation, communicator, op, plan.signature.root, inputs, outputs)
+        summands = multiples.of(inputs, library) if multiples else inputs
+        if block is not None:
+            self._count_memory(held, block)
         if not self._seen:
-            self._look_at_device(op, opts, summands, outputs)
-        given_by_program = self._device.collective_memory is None  # and not results of a functional collective
-        if given_by_program and host.uses_gpu and self.backend_name == "nccl" and host.phase % PHASES != BACKWARD:
-            _require_gpu(op, held)
+            self._look_at_device(op, opts, held, block)
+        if (
+            on_gpus < len(held) and self.backend_name == "nccl" and host.uses_gpu and host.phase % PHASES != BACKWARD
+            and self._device.collective_memory is None  # given by the program, and no results of a functional collective
+        ):  # fmt: skip
+            _require_gpu(op, on_gpus)
         graph = host.capture
         if graph is not None:
             keep(host, wholes(outputs))
-        operation = self.matcher.post(self.communicator, signature, summands, outputs, splits=splits, given=given)
-        self._limit(operation, None if opts is None else timeout_of(opts))
+        operation = self.matcher.post(host, plan, summands, outputs, splits=splits, given=given)
+        self._limit(operation, None if type(opts) is ReduceOp else timeout_of(opts))
         work = self._work(operation, outputs)
         if graph is not None:
             graph.posted.append(operation)
@@ -311,6 +318,21 @@ class PostingGroup(STOCK):
         if self._checks_at_once and self._coalescing is None:
             work.wait()  # as torch's wrapper, which meets the others before it calls the collective
         return work
+
+    def _signature(
+        self, library: Library, op: str, shape: tuple[int, ...] | None, dtype: torch.dtype | None,
+        reduction: ReduceOp | None, root: int | None, algorithm: str | None,
+    ) -> Signature:  # fmt: skip
+        """Of a call. Raises torch's error of what the library does not take."""
+        combined = reduction if dtype is None else self._taken(library, op, dtype, reduction)
+        return Signature(
+            op,
+            None if shape is None else tuple(shape),
+            dtype,
+            None if combined is None else combined.value,
+            None if root is None else self.communicator.ranks[root],
+            algorithm or self.simulation.ccl_config.algorithm_for(op),
+        )
 
     @functools.cached_property
     def _libraries(self) -> tuple[Library, Library]:
@@ -326,10 +348,7 @@ class PostingGroup(STOCK):
 
     def _library_for(self, tensors: Tensors) -> Library:
         """Whose rules hold for a call with these tensors."""
-        on_host, on_gpu = self._libraries
-        if on_host == on_gpu or not any(block_of(tensor) is not None for tensor in tensors):
-            return on_host
-        return on_gpu
+        return self._libraries[any(block_of(tensor) is not None for tensor in tensors)]
 
     def _is_nccls(self, tensor: torch.Tensor) -> bool:
         """Whether a call with this tensor of a GPU is NCCL's, or RCCL's. (DDP's reducer gives some of the host.)"""
@@ -347,23 +366,21 @@ class PostingGroup(STOCK):
         reduction.check_dtype(dtype)
         return as_the_library_computes(library, dtype, reduction)
 
-    def _count_memory(self, inputs: Tensors, outputs: Tensors) -> None:
-        """Note what takes part, and (once) the buffers that the library makes when a group first communicates on GPUs."""
-        tensors = (*wholes(inputs), *wholes(outputs))
+    def _count_memory(self, tensors: Tensors, block: Block) -> None:
+        """Note what takes part, and (once) the buffers that the library makes when a group first communicates on GPUs.
+
+        ``block``: the first of the tensors' on one.
+        """
         claim_communication(tensors)
         if not self._connected and self.communicator.size > 1:
-            block = next(filter(None, map(block_of, tensors)), None)
-            if block is not None:
-                self._connected = True
-                block.owner.connect()
+            self._connected = True
+            block.owner.connect()
 
-    def _look_at_device(self, op: str, opts: Any, inputs: Tensors, outputs: Tensors) -> None:
+    def _look_at_device(self, op: str, opts: Any, tensors: Tensors, block: Block | None) -> None:
         """What NCCL would say of where the first collective's tensors are.
 
         Raises :class:`KernbenchError` if another member uses the same GPU.
         """
-        tensors = (*wholes(inputs), *wholes(outputs))
-        block = next(filter(None, map(block_of, tensors)), None)
         if block is not None:
             sip = block.memory.sip
         elif (
@@ -432,11 +449,12 @@ class PostingGroup(STOCK):
 
     def _count_memory_of_message(self, tensor: torch.Tensor, peer: int, route: MessageRoute) -> None:
         """Note the buffers of the communicator that carries a message: the group's, or one of the pair's own."""
-        if route.lane == "group":
-            self._count_memory((tensor,), ())
-            return
         block = block_of(tensor)
-        if block is not None and peer not in self._connected_to and peer != self._rank:
+        if block is None:
+            return
+        if route.lane == "group":
+            self._count_memory((tensor,), block)
+        elif peer not in self._connected_to and peer != self._rank:
             self._connected_to.add(peer)
             block.owner.connect()
 
@@ -466,15 +484,13 @@ def _moved_as_they_are(op: str, inputs: Tensors, outputs: Tensors) -> Tensors:
     return (*wholes(inputs), *wholes(outputs))
 
 
-def _require_gpu(op: str, tensors: Tensors) -> None:
-    """Raise RuntimeError, as torch does, if a call of the program gives NCCL a tensor of the host.
+def _require_gpu(op: str, on_gpus: int) -> None:
+    """Raise RuntimeError, as torch does, if it is a call of the program that gives NCCL tensors of the host; others are
+    ``on_gpus``.
 
     What DDP's reducer gives, and hooks that it calls in the backward pass, is not looked at: its buckets, which C++ makes, are
     here of the host.
     """
-    on_gpus = sum(block_of(tensor) is not None for tensor in tensors)
-    if on_gpus == len(tensors):
-        return
     if on_gpus and op == "all_to_all":
         raise ValueError("Tensors must be CUDA and dense: all_to_all was given some of the host")
     frame: Any = sys._getframe(2)

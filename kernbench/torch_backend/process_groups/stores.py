@@ -185,13 +185,13 @@ class CooperativeStore(dist.Store):
         there = Condition(f"store wait for {what}", me.rank)
         seconds = limit.total_seconds()
 
-        def expire(at: float) -> None:
+        def expire(there: Condition, at: float) -> None:
             milliseconds = round(seconds * 1000)
             there.fail(dist.DistStoreError(f"wait timeout after {milliseconds}ms, keys: {what}"), at)
 
         self._contents.waiters.append((ready, there))
         asked_for = timeout is not None or limit != default_pg_timeout
-        simulation.deadlines.add(there, me.clock + seconds, expire, asked_for=asked_for)
+        simulation.deadlines.add(there, me.clock + seconds, asked_for, expire)
         simulation.waits.wait(there)
 
     def _changed(self) -> None:

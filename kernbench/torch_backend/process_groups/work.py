@@ -62,9 +62,9 @@ class Work(dist.Work):
 
         Tensors on a GPU: the current stream waits, unless TORCH_NCCL_BLOCKING_WAIT asks for the host too (ADR 0070).
         """
-        graph = self._simulation.hosts.current().capture
+        host = self._simulation.hosts.current()
+        graph = host.capture
         if graph is not None:
-            host = self._simulation.hosts.current()
             stream, operations = host.stream, self.operations
             graph.add(lambda: graph.on_stream(host, stream, lambda: _wait_again(graph, host, operations)))
         on_stream = self.on_stream and os.environ.get("TORCH_NCCL_BLOCKING_WAIT", "0") in ("", "0")

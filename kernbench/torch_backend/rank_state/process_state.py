@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from collections import ChainMap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -295,10 +296,11 @@ class ProcessState:
         fresh.generator = None
         fresh.flags = main.flags
         path = {"PATH": self.search_path(os.environ.get("PATH", os.defpath))}
-        fresh.environ = {**main.environ, **self._encoded({**path, **self.variables(rank)})}
+        variables = self.variables(rank)
+        fresh.environ = {**main.environ, **self._encoded({**path, **variables})}
         fresh.given = fresh.environ.copy()
         capability = capability_of(self._simulation.topology.device.target.arch)
-        order = first_order(capability, os.environ | self.variables(rank), main.flags[_ATTENTION])
+        order = first_order(capability, ChainMap(variables, os.environ), main.flags[_ATTENTION])
         fresh.flags = (*main.flags[:_ATTENTION], order, *main.flags[_ATTENTION + 1 :])
         fresh.main = self.main_modules.get(rank, main.main)
         fresh.argv, fresh.path, fresh.folder = [*main.argv], [*main.path], None

@@ -360,7 +360,9 @@ class _Operations:
         signature = Signature(op, shape, kind, None if reduction is None else reduction.value, None, algorithm)
         channel = self._memory.channel_of(group)
         with torch.no_grad():
-            simulation.wait_on_stream(simulation.matcher.post(channel, signature, inputs, outputs))
+            simulation.wait_on_stream(
+                simulation.matcher.post(simulation.hosts.current(), channel.plan(signature), inputs, outputs)
+            )
         return result
 
 

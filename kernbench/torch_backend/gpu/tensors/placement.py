@@ -56,7 +56,7 @@ def _storage(tensor: torch.Tensor) -> Any:
 def block_of(tensor: torch.Tensor) -> Block | None:
     """The block of a tensor's storage, None if it is not on a simulated GPU."""
     try:
-        stored = getattr(_storage(tensor), NOTE, None)
+        stored = getattr(_untyped_storage(tensor) if type(tensor) in PLAIN else storage_of(tensor), NOTE, None)
     except (NotImplementedError, RuntimeError):  # sparse tensors and tensors without memory have no storage
         stored = getattr(tensor, NOTE, None) or next(map(block_of, components_of(tensor)), None)
     if type(stored) is Block:
