@@ -367,11 +367,15 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     ),
     ("trilinear", replace(_works(trilinear, 0.5, panels=False), launches=trilinear_launches)),
     # one layer of an LSTM, which cuDNN computes step by step: a product and a pointwise kernel for each
-    ("mkldnn_rnn_layer", replace(_multiplies(recurrent, library=DNN), chosen=True, launches=recurrent_launches, scratch=recurrent_states)),
+    (
+        "mkldnn_rnn_layer",
+        replace(_multiplies(recurrent, library=DNN), chosen=True, launches=recurrent_launches, scratch=recurrent_states),
+    ),
     (
         "mkldnn_rnn_layer_backward",
         replace(
-            _multiplies(recurrent_backward, library=DNN), chosen=True, launches=recurrent_launches, scratch=recurrent_states, gradient=True
+            _multiplies(recurrent_backward, library=DNN), chosen=True, launches=recurrent_launches, scratch=recurrent_states,
+            gradient=True,
         ),
     ),
     # -- attention: [batch, heads, tokens, width], or [batch, tokens, heads, width]
