@@ -134,8 +134,8 @@ def _by_traffic(
     kind = OPS[pace]
     rows = whole.shape
     if pace == "reduce" and prod(made[0].shape):  # a row is what one result is of, in however many dimensions it lies
-        results = prod(made[0].shape)
-        rows = (results, ceil(prod(whole.shape) / results))
+        results, elements = prod(made[0].shape), prod(whole.shape)
+        rows = (results, ceil(elements / results))
     if kind.by_element:
         moved *= max(1.0, 4 * prod(whole.shape) / max(whole.nbytes, 1))
     return traffic_time(device, kind, rows, moved, cold=cold)

@@ -24,6 +24,7 @@ import struct
 from collections.abc import Callable, Iterable
 from itertools import count
 from time import perf_counter  # the machine's own clock
+from typing import Any
 
 import kernbench.processes.companion as protocol
 from kernbench.processes.rank_process import Away, RankProcesses
