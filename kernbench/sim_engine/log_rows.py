@@ -1,7 +1,7 @@
 """The log's rows: operations that are over, as numbers in columns.
 
 An operation whose times are known when it is enqueued, and which is like others before it, is a :data:`Row` from the start.
-Others are objects as long as somebody may wait for them, and rows once they are over. Readers get an :class:`Operation`.
+Others are objects as long as a rank may wait for them, and rows once they are over. Readers get an :class:`Operation`.
 """
 
 from __future__ import annotations
