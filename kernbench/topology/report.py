@@ -172,4 +172,4 @@ def _derived(topology: Topology, figures: SystemFigures) -> Rows:
     yield from ((label, BANDWIDTH.format(value), remark) for label, value, remark in bandwidths if value is not None)
     if figures.nearest_latency is not None and figures.worst_latency is not None:
         yield "nearest SIP", DURATION.format(figures.nearest_latency), "route latency, no bytes"
-        yield "farthest SIP", DURATION.format(figures.worst_latency), f"over {counted(figures.most_links, 'link')}"
+        yield "farthest SIP", DURATION.format(figures.worst_latency), f"over {counted(figures.most_links or 0, 'link')}"
