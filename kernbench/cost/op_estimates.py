@@ -133,8 +133,9 @@ def _by_traffic(
     moved = (row.traffic or everything)(given, made or [whole])
     kind = OPS[pace]
     rows = whole.shape
-    if pace == "reduce" and prod(made[0].shape):  # a row is what one result is of, in however many dimensions it lies
-        results, elements = prod(made[0].shape), prod(whole.shape)
+    results: int = prod(made[0].shape) if pace == "reduce" else 0
+    if results:  # a row is what one result is of, in however many dimensions it lies
+        elements: int = prod(whole.shape)
         rows = (results, ceil(elements / results))
     if kind.by_element:
         moved *= max(1.0, 4 * prod(whole.shape) / max(whole.nbytes, 1))
