@@ -173,7 +173,7 @@ class Timekeeper:
                 return heard
             if said[:1] == protocol.REPORT:
                 name, *args = json.loads(said[1:])
-                {"event": self._requests.event, "step": self._requests.step}[name](0, *args)
+                (self._requests.event if name == "event" else self._requests.step)(0, *args)
             elif len(said) == protocol.CALL.size:
                 self._call(each, *protocol.CALL.unpack(said))
 
