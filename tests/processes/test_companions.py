@@ -282,7 +282,7 @@ def test_a_thread_of_a_rank_brings_what_a_client_asks(tmp_path: Path) -> None:
 
 
 def test_an_engine_whose_scheduler_is_no_rank_tells_of_its_requests(tmp_path: Path) -> None:
-    run = [*RUN[:-2], "--json", "result.json", "--"]
+    run = [*RUN[:-1], "--json", "result.json", "--"]
     assert _output(tmp_path, ENGINE, run) == ""
     found = read_result(tmp_path / "result.json").serving
     assert found is not None
