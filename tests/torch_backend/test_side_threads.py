@@ -231,3 +231,40 @@ def test_times_are_the_same_each_time() -> None:
         return ends
 
     assert run() == run()
+
+
+def test_a_rank_is_told_of_its_own_threads_alone(ranks: Ranks) -> None:
+    """As a suite looks for those that a test has left behind."""
+
+    def body() -> list[set[str]]:
+        before = set(threading.enumerate())
+        over = threading.Event()
+        seen: list[set[threading.Thread]] = []
+
+        def look() -> None:
+            over.wait()
+            seen.append(set(threading.enumerate()))
+
+        thread = threading.Thread(target=look, name=f"of rank {dist.get_rank()}")
+        thread.start()
+        dist.barrier()  # the others have started theirs
+        during, count = set(threading.enumerate()), threading.active_count()
+        dist.barrier()
+        over.set()
+        thread.join()
+        assert threading.current_thread() in before
+        assert count == len(during)
+        assert seen == [during]
+        assert set(threading.enumerate()) == before
+        return [{each.name for each in during - before}, {each.name for each in before}]
+
+    for rank, (new, before) in enumerate(ranks(body, 3)):
+        assert new == {f"of rank {rank}"}
+        assert {name for name in before if name.startswith("kernbench-")} == {f"kernbench-rank-{rank}"}
+
+
+def test_an_adopted_program_is_not_told_of_what_drives_it() -> None:
+    before = threading.enumerate()
+    with kernbench.simulated_gpu():
+        assert threading.enumerate() == before
+    assert threading.enumerate() == before

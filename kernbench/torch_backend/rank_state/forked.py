@@ -17,6 +17,7 @@ from typing import NoReturn
 from kernbench.errors import KernbenchError
 from kernbench.scheduler import RaisedElsewhere, user_traceback
 from kernbench.scheduler.carrier import current_carrier
+from kernbench.torch_backend.rank_state.listed_threads import all_threads
 from kernbench.torch_backend.relies_on import Reliance
 
 RELIES_ON = (Reliance("os._exit", "a forked process ends without what its parent has registered for its end"),)
@@ -50,7 +51,7 @@ def _end(error: BaseException | None) -> NoReturn:
         _write(f"{code}\n")
         code = 1
     with contextlib.suppress(BaseException):
-        for thread in threading.enumerate():
+        for thread in all_threads():
             if thread is not threading.current_thread() and not thread.daemon:
                 thread.join()
     _flush()

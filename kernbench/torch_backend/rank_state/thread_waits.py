@@ -23,6 +23,7 @@ from typing import Any
 from kernbench.scheduler.crew import acting_crew, current_member, is_forked, is_in_rank
 from kernbench.simulation.time.rank_threads import Notice, RankThreads
 from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.rank_state.listed_threads import OURS, all_threads
 from kernbench.torch_backend.relies_on import Reliance
 
 _Condition: Any = threading.Condition
@@ -99,7 +100,7 @@ def _is_alone() -> bool:
     was there before (a library's, a notebook's) knows nothing of what they wait for."""
     if not is_in_rank() or acting_crew() is not None:
         return False
-    return all(thread.name.startswith("kernbench-") or thread in _older for thread in threading.enumerate())
+    return all(thread.name.startswith(OURS) or thread in _older for thread in all_threads())
 
 
 _older: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
@@ -108,7 +109,7 @@ _older: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
 
 def start_with_these() -> None:
     """Ranks are about to be started in threads of their own: those that are there are not of their program."""
-    _older.update(threading.enumerate())
+    _older.update(all_threads())
 
 
 def _wait_alone(condition: Any, seconds: float) -> bool:

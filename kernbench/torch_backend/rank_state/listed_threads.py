@@ -1,0 +1,51 @@
+"""Which threads a program is told of: those of its rank, as in a process of its own, and those that were there before.
+
+A suite that looks for threads which a test has left behind finds neither those of other ranks nor the simulation's.
+"""
+
+from __future__ import annotations
+
+import threading
+
+from kernbench.scheduler.carrier import current_carrier
+from kernbench.scheduler.crew import current_member
+from kernbench.torch_backend.patches import Patches
+
+OURS = "kernbench-"
+"""What names of the simulation's threads begin with, and of those that run ranks."""
+
+_RANK = "kernbench_rank"
+
+all_threads = threading.enumerate
+"""Python's own: every thread of the process."""
+
+
+def belongs_to(thread: threading.Thread, rank: int) -> None:
+    """A rank's program starts a thread."""
+    setattr(thread, _RANK, rank)
+
+
+def _threads() -> list[threading.Thread]:
+    """``threading.enumerate``."""
+    member, carrier = current_member(), current_carrier()
+    found = all_threads()
+    if member is None and carrier is None:
+        return found
+    mine = carrier.index if member is None else member.crew.rank
+    own = f"{OURS}rank-{mine}"
+    return [
+        each
+        for each in found
+        if each.name == own or not (each.name.startswith(OURS) or getattr(each, _RANK, mine) != mine)
+    ]
+
+
+def _active_count() -> int:
+    """``threading.active_count``."""
+    return len(_threads())
+
+
+def install(patches: Patches) -> None:
+    """Show each rank its own."""
+    patches.set(threading, "enumerate", _threads)
+    patches.set(threading, "active_count", _active_count)
