@@ -101,7 +101,7 @@ class BenchCommand(PluginCommand):
         return super().parse_args(ctx, args)
 
 
-class OutputPath(click.ParamType):
+class OutputPath(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
     """A file to write; its folder must be there before the bench runs, not when it has run."""
 
     name = "file"

@@ -9,7 +9,7 @@ import click
 from click.shell_completion import CompletionItem
 
 
-class Name(click.ParamType):
+class Name(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
     """A text that a shell completes.
 
     Args:
@@ -33,7 +33,7 @@ class Name(click.ParamType):
         return [*items, CompletionItem(incomplete, type="file")] if self._files else items
 
 
-class Names(click.ParamType):
+class Names(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
     """Several names with commas between them, of which a shell completes the last.
 
     Args:

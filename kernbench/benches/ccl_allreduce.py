@@ -18,9 +18,10 @@ from typing import Any
 
 import click
 
-from kernbench.benches.harness.collective import Plan, Results, Row, default_plan, session, session_of
+from kernbench.benches.harness.collective import default_plan, session, session_of
 from kernbench.benches.harness.elements import COMBINE, ELEMENT_TYPES
-from kernbench.benches.harness.nccl_format import footer, header, json_report, row_line, table_header
+from kernbench.benches.harness.nccl_format import Results, footer, header, json_report, row_line, table_header
+from kernbench.benches.harness.nccl_rows import Plan, Row
 from kernbench.benches.harness.progress import ProgressBar
 from kernbench.benches.harness.sizes import SIZE, sweep
 from kernbench.benching import OUTPUT, BenchCommand, SimulationOptions, bench_main, simulation_options

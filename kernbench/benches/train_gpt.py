@@ -193,7 +193,7 @@ def plot_losses(path: Path, results: Sequence[Measurement]) -> None:
 )
 @scaling_options(tp="1,2,4", steps=Plan.steps)
 @click.pass_context
-def command(click_ctx: click.Context, scaling: ScalingOptions, **settings: Any) -> None:
+def command(click_ctx: click.Context, /, scaling: ScalingOptions, **settings: Any) -> None:
     """Train a small GPT on a text, with tensor and data parallelism: loss curves and modelled time per step."""
     from kernbench.benches.harness.progress import ProgressBar
 

@@ -95,7 +95,7 @@ def _names() -> list[str]:
 _VALUES = {"--system": SYSTEM, "--algorithm": ALGORITHM}
 
 
-class _BenchArguments(click.ParamType):
+class _BenchArguments(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
     """What a bench is given. Its module, in which its options are, is not imported for a shell: the usual ones are known."""
 
     name = "ARGS"

@@ -156,7 +156,7 @@ def _key(option: str) -> str:
     return option[2:].replace("-", "_")
 
 
-class RanksPerNode(click.ParamType):
+class RanksPerNode(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
     """A number, or ``gpu`` / ``auto``: as many as the system has SIPs per node (None stands for that)."""
 
     name = "N|gpu|auto"
@@ -176,7 +176,7 @@ class RanksPerNode(click.ParamType):
         return number
 
 
-class Nodes(click.ParamType):
+class Nodes(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
     """A number of nodes, or ``MIN:MAX``, of which the simulation has the larger."""
 
     name = "N|MIN:MAX"

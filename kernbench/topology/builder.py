@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from kernbench.defaults import DEFAULT_SYSTEM
 from kernbench.plugins.manager import PluginManager
 from kernbench.topology.graph import Topology
-from kernbench.topology.loader import DEFAULT_SYSTEM, SystemSource, load_fabric, read_system
+from kernbench.topology.loader import SystemSource, load_fabric, read_system
 from kernbench.topology.shipped import find_config
 
 

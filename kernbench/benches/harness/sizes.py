@@ -53,7 +53,7 @@ def sweep(begin: int, end: int, *, factor: int | None = None, increment: int | N
     return sizes
 
 
-class SizeType(click.ParamType):
+class SizeType(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.3
     """A click parameter that :func:`parse_size` reads."""
 
     name = "size"

@@ -15,9 +15,10 @@ import torch
 from kernbench.cost.operator import Kind, Model
 from kernbench.cost.operators import find
 from kernbench.cost.work import Cost
+from kernbench.simulation.memory.storages import Block
 from kernbench.torch_backend.gpu.device.devices import current_device
 from kernbench.torch_backend.gpu.device.rank_device import RankDevice
-from kernbench.torch_backend.gpu.tensors.placement import Block, block_of
+from kernbench.torch_backend.gpu.tensors.placement import block_of
 from kernbench.torch_backend.relies_on import Reliance
 
 RELIES_ON = (

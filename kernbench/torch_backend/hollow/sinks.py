@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.jit import _builtins, _recursive
 
-from kernbench.simulation.ranks.locations import is_own
+from kernbench.own_files import is_own
 from kernbench.simulation.values.assumptions import LOST
 from kernbench.torch_backend.gpu.names.torch_functions import knows_wrapped
 from kernbench.torch_backend.hollow.assumed_numbers import formatted, holds_marked, note

@@ -18,7 +18,8 @@ from torch.autograd.profiler_util import EventList, FunctionEvent
 
 from kernbench.errors import KernbenchError
 from kernbench.simulation.matching.history import Call
-from kernbench.torch_backend.gpu.device.devices import RankDevice, current_device
+from kernbench.torch_backend.gpu.device.devices import current_device
+from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.profiling.device_events import DeviceEvent, device_events
 from kernbench.torch_backend.profiling.kineto import HostCall, write_trace

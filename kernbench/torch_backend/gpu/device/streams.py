@@ -16,8 +16,9 @@ from kernbench.order import Moment
 from kernbench.sim_engine.operation import COMPUTE_STREAM, Operation
 from kernbench.simulation.ranks.graph_capture import CAPTURED_EVENT, NOT_PERMITTED, GraphCapture
 from kernbench.simulation.ranks.hosts import Host
-from kernbench.torch_backend.gpu.device.devices import RankDevice, bound_devices
+from kernbench.torch_backend.gpu.device.devices import bound_devices
 from kernbench.torch_backend.gpu.device.gradient_streams import sequence_number
+from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 
 _OTHER = "stream "
 """What names of streams begin with that a program makes."""

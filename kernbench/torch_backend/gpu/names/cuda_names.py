@@ -16,8 +16,9 @@ from torch.cuda._utils import _get_device_index
 from kernbench.cost.work import stated_cost
 from kernbench.topology import Topology
 from kernbench.torch_backend.gpu.device import streams
-from kernbench.torch_backend.gpu.device.devices import RankDevice, are_there, bound_devices, current_device
+from kernbench.torch_backend.gpu.device.devices import are_there, bound_devices, current_device
 from kernbench.torch_backend.gpu.device.generators import DefaultGenerators
+from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.gpu.device.software_versions import ARCHITECTURES, CUDNN, nccl_version
 from kernbench.torch_backend.gpu.device.visible_devices import uuid_of
 from kernbench.torch_backend.gpu.memory import memory_pools

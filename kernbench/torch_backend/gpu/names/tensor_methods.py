@@ -9,21 +9,15 @@ from typing import Any, cast
 import torch
 import torch.nn.parameter
 
+from kernbench.simulation.memory.storages import Block
 from kernbench.simulation.memory.tensor_queries import storage_of, tells_of_looks
 from kernbench.simulation.order import shadow_memory
 from kernbench.simulation.values.known_values import keep
-from kernbench.torch_backend.gpu.device.devices import RankDevice, bound_devices, current_device
+from kernbench.torch_backend.gpu.device.devices import bound_devices, current_device
+from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.gpu.names.torch_classes import TENSOR_TYPES
 from kernbench.torch_backend.gpu.tensors.pinning import is_pinned, pin_memory
-from kernbench.torch_backend.gpu.tensors.placement import (
-    PLAIN,
-    Block,
-    block_of,
-    is_described,
-    place,
-    place_wrapper,
-    stored_in,
-)
+from kernbench.torch_backend.gpu.tensors.placement import PLAIN, block_of, is_described, place, place_wrapper, stored_in
 from kernbench.torch_backend.hollow.assumed_numbers import marked
 from kernbench.torch_backend.hollow.host_looks import NUMBERS, is_assumed, text, visible
 from kernbench.torch_backend.operations.ordering import looking, looks, sent

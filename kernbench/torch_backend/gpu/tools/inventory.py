@@ -9,7 +9,8 @@ from typing import NamedTuple
 
 from kernbench.stand_ins import nvidia_smi
 from kernbench.topology import Topology
-from kernbench.torch_backend.gpu.device.devices import RankDevice, current_device
+from kernbench.torch_backend.gpu.device.devices import current_device
+from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.gpu.device.software_versions import CUDA, DRIVER
 from kernbench.torch_backend.gpu.device.visible_devices import uuid_of
 
