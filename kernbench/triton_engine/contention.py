@@ -63,7 +63,7 @@ class UpdateCounter:
 
     Args:
         which: their numbers.
-        scattered: their addresses depend on values that nobody has, and are taken to be spread evenly over what is updated.
+        scattered: their addresses depend on values that are not there, and are taken to be spread evenly over what is updated.
     """
 
     def __init__(self, which: frozenset[int], scattered: bool) -> None:

@@ -447,7 +447,8 @@ class RunningBatch:
             cost = next((cost for counts, cost in costs if counts == own), None)
             if cost is None:
                 alike = replace(own)
-                cost = _cost_of(launch, own)
+                with launcher.hosts.current().as_one():
+                    cost = _cost_of(launch, own)
                 costs.append((alike, cost))
             if number in movers:
                 cost = over_links(cost, remote.seconds_at(peer_share(topology.device, own.programs)), remote.latency)

@@ -42,4 +42,4 @@ def mark_uniform(program: Program) -> None:
 def _one_word(slot: int, made: dict[int, Instr]) -> bool:
     while (instr := made.get(slot)) is not None and instr.info.row.recasts:
         slot = instr.args[0]
-    return instr is not None and instr.info.name == "tt.splat"
+    return instr is not None and instr.info.row.repeats

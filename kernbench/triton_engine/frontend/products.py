@@ -9,7 +9,7 @@ from .program import BasicBlock, Instr, Program
 
 def tile_products(program: Program) -> list[list[TileProduct]]:
     """The products of each block. Those of scaled operands are left out."""
-    return [[_product(i, block, program) for i in block.instrs if i.info.name == "tt.dot"] for block in program.blocks]
+    return [[_product(i, block, program) for i in block.instrs if i.info.row.plain_product] for block in program.blocks]
 
 
 def _product(instr: Instr, block: BasicBlock, program: Program) -> TileProduct:
@@ -18,8 +18,8 @@ def _product(instr: Instr, block: BasicBlock, program: Program) -> TileProduct:
     made = {slot: i for i in block.instrs for slot in i.results}
     (one, turned), (other, flipped) = (_loaded(slot, made) for slot in instr.args[:2])
     sums = instr.args[2]
-    needed = any(instr.results[0] in i.args for i in block.instrs if i.info.name != "tt.dot")
-    changed = sums in made and made[sums].info.name != "tt.dot"
+    needed = any(instr.results[0] in i.args for i in block.instrs if not i.info.row.product)
+    changed = sums in made and not made[sums].info.row.product
     return TileProduct(
         info.index, left.elem, info.ty.shape[-2], info.ty.shape[-1], left.shape[-1], program.threads,
         str(info.attrs.get("inputPrecision", "tf32")), (one, other), (turned, flipped), needed or changed,
@@ -34,7 +34,7 @@ def _loaded(slot: int, made: dict[int, Instr]) -> tuple[int, bool]:
             return instr.info.index, turned
         if not instr.info.row.recasts:
             break
-        turned ^= instr.info.name == "tt.trans"
+        turned ^= instr.info.row.turns
         slot = instr.args[0]
     return -1, turned
 
@@ -50,7 +50,7 @@ def waiting_operands(program: Program) -> tuple[int, int]:
     once: dict[int, int] = {}
     for block in program.blocks:
         for instr in block.instrs:
-            if instr.info.name != "tt.dot":
+            if not instr.info.row.plain_product:
                 continue
             for side, slot in enumerate(instr.args[:2]):
                 ty = instr.info.operand_types[side]

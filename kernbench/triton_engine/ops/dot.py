@@ -183,7 +183,7 @@ def _work(info: OpInfo) -> Work:
     return 2 * info.ty.numel * depth, (left.elem, "tensor")
 
 
-@op("tt.dot", exchanges=True, inplace=True, product=True, work=_work)
+@op("tt.dot", exchanges=True, inplace=True, product=True, plain_product=True, work=_work)
 def _dot(info: OpInfo) -> Callable[..., Value]:
     a_ty, b_ty, _ = info.operand_types
     out_ty = info.ty

@@ -60,6 +60,10 @@ class OpDef:
     native: Callable[..., str | None] | None = None
     #: It cannot fail, and of tensors is not computed by native code: what is may be computed before or after it.
     passed: bool = False
+    #: Its dimensions are the operand's in another order.
+    turns: bool = False
+    #: All elements of the result are the operand.
+    repeats: bool = False
     #: Of a tensor the result is a view, of which this tells the sizes of the tile (1 where it does not vary).
     reshapes: Callable[..., tuple[int, ...]] | None = None
     #: Of a list of operands, the position of the one that the result is, where a boolean among them says so.
@@ -87,6 +91,8 @@ class OpDef:
     work: Callable[..., Work] | None = None
     #: A matrix product: lanes share its rows and columns, and its operands wait in shared memory.
     product: bool = False
+    #: One of tiles as they are, without scales.
+    plain_product: bool = False
 
     @property
     def loads(self) -> bool:

@@ -54,6 +54,7 @@ def spread(v: Any, rank: int) -> Any:
 @op(
     "tt.splat",
     alias=True,
+    repeats=True,
     symbolic=True,
     addressing=True,
     frontier=True,
@@ -222,7 +223,7 @@ def _reshape(info: OpInfo) -> Callable[..., Value]:
     return run
 
 
-@op("tt.trans", exchanges=True, alias=True, recasts=True, symbolic=True)
+@op("tt.trans", exchanges=True, alias=True, recasts=True, turns=True, symbolic=True)
 def _trans(info: OpInfo) -> Callable[..., Value]:
     order = info.attrs["order"]
 
