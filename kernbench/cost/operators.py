@@ -226,7 +226,8 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     ("cummax cummin cumprod cumsum logcumsumexp", _moves("scan")),
     ("max_pool2d max_pool2d_with_indices max_pool3d_with_indices", _pools("largest")),
     ("avg_pool2d avg_pool3d", _pools("average")),
-    ("adaptive_max_pool2d adaptive_max_pool3d adaptive_avg_pool2d adaptive_avg_pool3d", _pools("adaptive")),
+    ("adaptive_max_pool2d adaptive_max_pool3d", _pools("adaptive largest")),
+    ("adaptive_avg_pool2d adaptive_avg_pool3d", _pools("adaptive average")),
     (
         """upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_nearest_exact1d upsample_nearest_exact2d
         upsample_nearest_exact3d""",
