@@ -73,7 +73,12 @@ def layout_copies(what: Convolution, width: float) -> tuple[float, ...]:
     return tuple(prod(shape) * width for shape in (what.image, what.result, what.weight))
 
 
-def is_channels_last(args: Iterable[Any]) -> bool:
-    """Whether an operand that is an image has the channels of a pixel beside each other: torch then lays out all so."""
+def is_channels_last(args: Iterable[Any], *, gradient: bool = False) -> bool:
+    """Whether an operand that is an image has the channels of a pixel beside each other: torch then lays out all so.
+
+    ``gradient``: the first of several is what came back, and is copied if it lies otherwise.
+    """
     tensors = [each for each in args if hasattr(each, "stride") and each.dim() > 2]
+    if gradient and len(tensors) > 1:
+        del tensors[0]
     return any(each.stride(1) == 1 and each.size(1) > 1 and each.stride(-1) != 1 for each in tensors)

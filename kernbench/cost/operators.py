@@ -226,7 +226,8 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     ("cummax cummin cumprod cumsum logcumsumexp", _moves("scan")),
     ("max_pool2d max_pool2d_with_indices max_pool3d_with_indices", _pools("largest")),
     ("avg_pool2d avg_pool3d", _pools("average")),
-    ("adaptive_max_pool2d adaptive_max_pool3d adaptive_avg_pool2d adaptive_avg_pool3d", _pools("adaptive")),
+    ("adaptive_max_pool2d adaptive_max_pool3d", _pools("adaptive largest")),
+    ("adaptive_avg_pool2d adaptive_avg_pool3d", _pools("adaptive average")),
     (
         """upsample_nearest1d upsample_nearest2d upsample_nearest3d upsample_nearest_exact1d upsample_nearest_exact2d
         upsample_nearest_exact3d""",
@@ -237,17 +238,16 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     ("upsample_bicubic2d", _pools("bicubic")),
     ("grid_sampler_2d grid_sampler_3d", _pools("grid")),
     (
-        """abs acos acosh add addcdiv addcmul addr and angle asin asinh atan atan2 atanh binomial bitwise_and
+        """abs acos acosh add addcdiv addcmul addr and angle asin asinh atan atan2 atanh bitwise_and
         bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil celu clamp clamp_max clamp_min
-        clip conj_physical copysign cos cosh deg2rad digamma div elu eq erf erfc erfinv exp2 expm1 float_power
-        floor floor_divide fmax fmin fmod frac frexp gcd ge gt hardshrink hardsigmoid hardswish hardtanh
-        heaviside hypot i0 igamma igammac ilshift irshift isfinite isin isinf isnan isneginf isposinf ixor lcm
-        ldexp le leaky_relu lerp lgamma log log10 log1p log2 log_sigmoid logaddexp logaddexp2 logical_and logical_not
-        logical_or logical_xor logit lshift lt masked_fill masked_scale maximum minimum mish mul mvlgamma nan_to_num
-        ne neg nextafter or poisson polar polygamma positive pow prelu_kernel prelu rad2deg reciprocal relu
-        relu6 remainder renorm round rrelu rrelu_with_noise rshift rsqrt rsub selu sgn sign signbit
-        sin sinc sinh softplus softshrink sqrt square standard_gamma standard_gamma_grad sub tan threshold true_divide
-        trunc where xlogy xor airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 chebyshev_polynomial_t
+        clip conj_physical copysign cos cosh deg2rad digamma div elu eq erf erfc erfinv exp2 expm1 float_power floor
+        floor_divide fmax fmin fmod frac frexp gcd ge gt hardshrink hardsigmoid hardswish hardtanh heaviside hypot i0
+        igamma igammac ilshift irshift isfinite isinf isnan isneginf isposinf ixor lcm ldexp le leaky_relu lerp lgamma
+        log log10 log1p log2 log_sigmoid logaddexp logaddexp2 logical_and logical_not logical_or logical_xor logit
+        lshift lt masked_fill masked_scale maximum minimum mish mul mvlgamma nan_to_num ne neg nextafter or polar
+        polygamma positive pow prelu_kernel prelu rad2deg reciprocal relu relu6 remainder round rrelu rrelu_with_noise
+        rshift rsqrt rsub selu sgn sign signbit sin sinc sinh softplus softshrink sqrt square sub tan threshold
+        true_divide trunc where xlogy xor airy_ai bessel_j0 bessel_j1 bessel_y0 bessel_y1 chebyshev_polynomial_t
         chebyshev_polynomial_u chebyshev_polynomial_v chebyshev_polynomial_w entr erfcx hermite_polynomial_h
         hermite_polynomial_he i0e i1 i1e laguerre_polynomial_l legendre_polynomial_p log_ndtr modified_bessel_i0
         modified_bessel_i1 modified_bessel_k0 modified_bessel_k1 ndtri scaled_modified_bessel_k0
@@ -256,10 +256,8 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
         quantize_per_tensor quantize_per_channel fake_quantize_per_tensor_affine_cachemask
         fake_quantize_per_channel_affine_cachemask fake_quantize_learnable_per_tensor_affine
         fake_quantize_learnable_per_channel_affine add_relu binary_cross_entropy binary_cross_entropy_with_logits
-        huber_loss mse_loss smooth_l1_loss soft_margin_loss multi_margin_loss multilabel_margin_loss dirichlet_grad
-        sample_dirichlet transform_bias_rescale_qkv
-        masked_scatter_backward convert_indices_from_coo_to_csr convert_indices_from_csr_to_coo
-        amp_update_scale batch_norm_elemt
+        huber_loss mse_loss smooth_l1_loss soft_margin_loss transform_bias_rescale_qkv masked_scatter_backward
+        convert_indices_from_coo_to_csr convert_indices_from_csr_to_coo amp_update_scale batch_norm_elemt
         inductor::accumulate_grad_""",
         _POINTWISE,
     ),
@@ -327,8 +325,9 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     (
         """fractional_max_pool2d fractional_max_pool3d max_unpool2d max_unpool3d upsample_bicubic2d_aa upsample_bilinear2d_aa
         upsample_lanczos2d_aa ctc_loss cudnn_ctc_loss histogram histogramdd_bin_edges histogramdd_from_bin_cts
-        histogramdd_from_bin_tensors segment_reduce""",
-        _guessed("unary"),
+        histogramdd_from_bin_tensors segment_reduce isin renorm multi_margin_loss multilabel_margin_loss binomial
+        sample_dirichlet dirichlet_grad standard_gamma standard_gamma_grad poisson""",
+        _guessed("pointwise"),
     ),
     # -- products
     (

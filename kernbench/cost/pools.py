@@ -25,7 +25,8 @@ _BACK = {
     "largest": 10e-12,
     "average": 19e-12,
 }  # of a pixel: in which windows it is, and which of them it was the largest of
-_PUT = 18.5e-12  # of an element of the gradient of a result, of volumes
+_PUT = 18.5e-12  # of an element of the gradient of a result, of volumes; of adaptive pools of the largest twice as long
+_SPREAD_OUT = (11e-12, 4e-12)  # of a pixel, of the gradient of adaptive averages, channels first and last
 _PLANE = 4.0e-9  # of a channel of an image, of adaptive pools
 _ATOMIC_16 = 2.0  # adding up in 16 bits, in units of 32
 
@@ -47,7 +48,7 @@ def pool_time(
     """How long an operator on images takes.
 
     Args:
-        kind: ``"largest"``, ``"average"``, ``"adaptive"``, or one of :data:`SIZES`.
+        kind: ``"largest"``, ``"average"``, ``"adaptive largest"``, ``"adaptive average"``, or one of :data:`SIZES`.
         given, made: its tensors: an image first, or the gradient of a result and then an image.
         gradient: whether it is a gradient.
         overlaps: whether windows of a pool overlap.
@@ -62,7 +63,7 @@ def pool_time(
         if gradient and width < 4 and kind != "nearest":
             seconds *= _ATOMIC_16
     else:
-        seconds = _pooled(kind, few, many, gradient)
+        seconds = _pooled(kind, few, many, gradient, channels_last)
         if overlaps and kind == "largest" and not gradient:
             seconds *= _OVERLAPPING
     found = traffic_time(spec, OPS["copy"], many.shape, everything(given, made))
@@ -74,12 +75,15 @@ def pool_time(
     return replace(found, seconds=computing, low=found.low * factor, high=found.high * factor, algorithm="kernel")
 
 
-def _pooled(kind: str, few: Operand, many: Operand, gradient: bool) -> float:
+def _pooled(kind: str, few: Operand, many: Operand, gradient: bool, channels_last: bool) -> float:
     results, pixels = prod(few.shape), prod(many.shape)
+    adaptive = kind.startswith("adaptive")
     if gradient:
-        if len(many.shape) == 5 and kind != "adaptive":
-            return results * _PUT
+        if kind == "adaptive average":
+            return pixels * _SPREAD_OUT[channels_last]
+        if adaptive or len(many.shape) == 5:
+            return results * _PUT * (2 if adaptive else 1)
         return pixels * _BACK["average" if kind == "average" else "largest"]
     element, seen = _PIXEL
     seconds = results * (element + seen * pixels / max(results, 1))
-    return max(seconds, prod(many.shape[:2]) * _PLANE) if kind == "adaptive" else seconds
+    return max(seconds, prod(many.shape[:2]) * _PLANE) if adaptive else seconds

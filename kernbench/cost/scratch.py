@@ -102,7 +102,7 @@ def layout_copies_of(given: Operands, made: Operands, args: Sequence[Any], devic
     first = len(given[0].shape) > 2 and len(given) > 2 and len(given[2].shape) > 2  # a gradient has one more
     image, weight = given[first : first + 2]
     result = given[0] if first else made[0]
-    what = Convolution.of(image.shape, weight.shape, result.shape, is_channels_last(args))
+    what = Convolution.of(image.shape, weight.shape, result.shape, is_channels_last(args, gradient=first))
     return [] if what is None else [sum(layout_copies(what, _itemsize(image)))]
 
 

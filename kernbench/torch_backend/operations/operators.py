@@ -164,6 +164,7 @@ class TorchOperator:
         flag: the argument that changes what it costs, and the value that does; None if it has none.
         copies: it copies one tensor.
         images: it is of images, whose layout its time depends on: a convolution, a pool, a batch norm.
+        gradient: of images, it is a gradient: what came back comes first.
         windows: arguments that say which pixels a filter or a pool sees, by name.
         rounds: says whether a product of fp32 may be computed in TF32, as the program has set it; None for other operators.
         beside: what its cost depends on beside shapes and numbers, from its arguments; None: nothing.
@@ -205,7 +206,7 @@ class TorchOperator:
         self.copies = self.title.partition(".")[0] in semantics.COPIES
         self.rounds: Callable[[], bool] | None = None
         self.beside: Callable[[Any], list[Any]] | None = _strides if self.copies else None
-        self.multiplies = self.allocates = self.host_reads = self.images = False
+        self.multiplies = self.allocates = self.host_reads = self.images = self.gradient = False
         self.windows: dict[str, Argument] = {}
         self.row: Operator | None = None
         self.check: Check | None = None
@@ -261,15 +262,15 @@ class TorchOperator:
         if row is not None and row.model is Model.PRODUCT:
             self.rounds = rounds = _convolutions_round if row.library == DNN else _products_round
             if row.convolves:
-                self.beside = lambda args: [rounds(), is_channels_last(args)]
+                self.beside = lambda args: [rounds(), is_channels_last(args, gradient=row.gradient)]
             else:
                 self.beside = lambda args: [rounds()] if any(_is_wide(each) for each in args) else []
         if row is not None and row.images:
-            self.images = True
+            self.images, self.gradient = True, row.gradient
             self.windows = {place.name: place for place, _ in arguments if place.name in _WINDOWS}
             if not row.convolves:
                 others = self.beside or _nothing
-                self.beside = lambda args: [is_channels_last(args), *others(args)]
+                self.beside = lambda args: [is_channels_last(args, gradient=row.gradient), *others(args)]
         self.writes = tuple([place for place, _ in written])
         self.unreturned = tuple([
             place for place, each in written if not returned.intersection(each.alias_info.before_set)
@@ -310,7 +311,7 @@ class TorchOperator:
 
     def layout(self, args: Any, kwargs: Any) -> str:
         """How the images that it is of lie, whether filters are dilated by much, and whether windows overlap."""
-        found = CHANNELS_LAST if is_channels_last(args) else "channels first"
+        found = CHANNELS_LAST if is_channels_last(args, gradient=self.gradient) else "channels first"
         if not self.windows:
             return found
         apart, side, stride = (

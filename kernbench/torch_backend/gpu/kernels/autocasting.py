@@ -34,8 +34,8 @@ _IN_32_BITS = (
 _WIDENING = {"softmax.int": "_softmax", "log_softmax.int": "_log_softmax"}
 """Operators that may be told a dtype, and the kernel that each has for float16."""
 _IMAGES = (
-    "max_pool3d", "avg_pool3d", "adaptive_avg_pool3d", "max_unpool2d", "max_unpool3d", "grid_sampler", "reflection_pad1d",
-    "reflection_pad2d", "replication_pad1d", "replication_pad2d", "replication_pad3d",
+    "max_pool3d", "avg_pool3d", "adaptive_avg_pool3d", "max_unpool2d", "max_unpool3d", "reflection_pad1d", "reflection_pad2d",
+    "replication_pad1d", "replication_pad2d", "replication_pad3d",
 )  # fmt: skip
 _AS_IT_IS = ("cross_entropy_loss", *_IMAGES)
 """Operators that a CPU's autocast computes in 32 bits as a whole, and a GPU's as they come, or by what they consist of."""
