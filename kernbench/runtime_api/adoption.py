@@ -23,7 +23,8 @@ import torch
 from kernbench.errors import KernbenchError
 from kernbench.runtime_api import started_processes
 from kernbench.runtime_api.context import RuntimeContext, simulate
-from kernbench.runtime_api.multiprocessing import Multiprocessing, ProcessContext, SpawnCall
+from kernbench.runtime_api.multiprocessing import Multiprocessing, SpawnCall
+from kernbench.runtime_api.process_context import ProcessContext
 from kernbench.runtime_api.spawned_ranks import with_arguments
 from kernbench.scheduler import Rank
 from kernbench.scheduler.carrier import current_carrier

@@ -132,8 +132,8 @@ def test_a_norm_of_few_channels_leaves_pes_idle_with_channels_first() -> None:
 
 
 _KINDS = {
-    "max": "largest", "largest": "adaptive largest", "average": "average", "nearest": "nearest", "bilinear": "bilinear", "bicubic": "bicubic",
-    "trilinear": "trilinear",
+    "max": "largest", "largest": "adaptive largest", "average": "average", "nearest": "nearest", "bilinear": "bilinear",
+    "bicubic": "bicubic", "trilinear": "trilinear",
 }  # fmt: skip
 
 

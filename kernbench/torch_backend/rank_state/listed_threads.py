@@ -29,9 +29,12 @@ def _threads() -> list[threading.Thread]:
     """``threading.enumerate``."""
     member, carrier = current_member(), current_carrier()
     found = all_threads()
-    if member is None and carrier is None:
+    if member is not None:
+        mine = member.crew.rank
+    elif carrier is not None:
+        mine = carrier.index
+    else:
         return found
-    mine = carrier.index if member is None else member.crew.rank
     own = f"{OURS}rank-{mine}"
     return [
         each
