@@ -164,7 +164,9 @@ def test_pools_and_changes_of_size_are_as_an_h100_s_readings() -> None:
     assert len(found) > 60
     assert statistics.median(abs(ratio - 1) for ratio in found.values()) < 0.2
     far = {name: round(ratio, 2) for name, ratio in found.items() if not 0.4 < ratio < 2.5}
-    assert set(far) == {"bicubic 2 backward bf16 first", "largest to 7 forward bf16 last"}, far
+    assert set(far) == {
+        "bicubic 2 backward bf16 first", "largest to 7 forward bf16 last", "largest to 7 backward bf16 last",
+    }, far  # fmt: skip
 
 
 @pytest.mark.parametrize(
