@@ -206,9 +206,11 @@ class Companion:
 
 def _write_where() -> None:
     """Write where the program's threads are."""
+    from kernbench.scheduler.thread_frames import current_frames  # what a companion seldom needs it does not load
+
     lines = [f"process {os.getpid()} ({' '.join(sys.argv)[:80]}):\n"]
     me = get_ident()
-    for number, frame in sys._current_frames().items():
+    for number, frame in current_frames().items():
         if number != me:
             lines += traceback.format_stack(frame)[-4:]
     with suppress(Exception):

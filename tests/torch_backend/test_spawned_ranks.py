@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from kernbench.commands.run import command
+from kernbench.plurals import counted
 
 STATE = """
 import json, sys
@@ -183,6 +184,6 @@ def test_the_tables_are_of_the_spawned_ranks_unless_the_program_goes_on_with_its
 ) -> None:
     """As the end of a trainer does that empties the cache of a GPU that it has not used."""
     result = run(UNJOINED.replace("sys.argv[1]", repr(what)))
-    assert f"modelled on sip8, {ranks} ranks" in result.stdout, result.output
+    assert f"modelled on sip8, {counted(ranks, 'rank')}" in result.stdout, result.output
     assert "memory at each rank's peak" in result.stdout
     assert ("used its GPU after the ranks that it spawned had ended" in result.stdout) == (what == "use")

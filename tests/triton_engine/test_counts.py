@@ -147,7 +147,7 @@ def test_a_fault_of_the_engine_is_no_wave_that_cannot_be_followed(monkeypatch, e
 
     monkeypatch.setattr(reuse, "Execution", Fails)
     with pytest.raises(type(error), match="of ours"):
-        reuse.wave_read(SimpleNamespace(grid=(1, 1, 1)), 1)
+        reuse._wave(SimpleNamespace(grid=(1, 1, 1)), 1, None)
 
 
 def test_benchmarks_are_answered_by_the_model_and_change_nothing():

@@ -394,8 +394,7 @@ def _values_of(arrival: Arrival) -> tuple[list[torch.Tensor], list[torch.Tensor]
     Raises :class:`KernbenchError` if the program has taken the memory of one away since (``UntypedStorage.resize_``).
     """
     inputs, in_place = arrival.inputs, arrival.inputs is arrival.outputs
-    outputs = [plain(tensor).data for tensor in arrival.outputs]
-    written = (plain(arrival.outputs.whole),) if type(arrival.outputs) is Cells else outputs
+    written = (arrival.outputs.whole,) if type(arrival.outputs) is Cells else arrival.outputs
     for tensor in written if in_place else (*wholes(inputs), *written):
         if not tensor.data_ptr() and tensor.numel():
             raise KernbenchError(
@@ -403,6 +402,7 @@ def _values_of(arrival: Arrival) -> tuple[list[torch.Tensor], list[torch.Tensor]
                 "memory of its tensor away (UntypedStorage.resize_) before it had run, and without waiting for it; on hardware "
                 "it would read or write memory that has another owner by then. Wait for its work first"
             )
+    outputs = [plain(tensor).data for tensor in arrival.outputs]  # cells are made here, of memory that is there
     if in_place:
         return outputs, outputs
     both = {id(tensor): output for tensor, output in zip(arrival.outputs, outputs, strict=True)}

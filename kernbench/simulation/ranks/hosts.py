@@ -112,6 +112,7 @@ class Host:
         uses_gpu: whether its program has put anything on a GPU: then only that is recorded, else everything is.
         phase: what its program does (:mod:`kernbench.memory.ledger`).
         backward_passes: those that its program has begun.
+        graph_task: autograd's number of the last of them that has computed anything; -1: none has.
         step: steps of its program that have ended (:mod:`kernbench.simulation.ranks.training_steps`).
         generator: its random generator.
         account: what it has done so far.
@@ -148,6 +149,7 @@ class Host:
         self.idle_polls = 0
         self.phase = 0
         self.backward_passes = 0
+        self.graph_task = -1
         self.step = 0
         self._unrecorded = False
         self.takes_memory = True

@@ -206,7 +206,7 @@ class Recorder(TorchDispatchMode):
                 self._flops.count(host.account, plan.format, plan.flops)
             if memory:
                 need(memory, host, plan.library, plan.scratch)
-        around = self._host_costs.around(args)
+        around = self._host_costs.around(host, args)
         clock = host.clock = host.clock + around + plan.host
         host.busy = host.busy + around + plan.host
         spent, host.prepared = plan.host + (host.prepared + around), 0.0
@@ -469,7 +469,7 @@ class Recorder(TorchDispatchMode):
             return
         call.cost = cost
         if host.each is None:
-            host.prepare(self._host_costs.around(inputs))
+            host.prepare(self._host_costs.around(host, inputs))
         op = self._enqueue(host, operator.title, cost, cost_then=cost_then)
         if self._descriptions is not None:
             self._descriptions.record(op, inputs, outputs, self._flops.of(cost)[1])

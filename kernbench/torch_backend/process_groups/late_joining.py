@@ -34,6 +34,7 @@ RELIES_ON = (
         ))
         for owner in _OWNERS
     ),
+    Reliance("sys._getframe", "the frames of the thread that runs, innermost first"),
     Reliance("torch.cuda._is_compiled", "programs ask before they count GPUs by the next"),
     Reliance("torch.cuda._device_count_nvml", "they count GPUs by it without using one"),
     Reliance("torch.cuda._lazy_init", "the first use of a GPU calls it, also from C++"),

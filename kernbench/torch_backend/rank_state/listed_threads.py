@@ -1,4 +1,4 @@
-"""Which threads a program is told of: those of its rank, as in a process of its own, and those that were there before.
+"""The threads that a program finds: those of its rank, as in a process of its own, and those that were there before.
 
 A suite that looks for threads which a test has left behind finds neither those of other ranks nor the simulation's.
 """

@@ -417,8 +417,6 @@ def _run_backward(*args: Any, **kwargs: Any) -> Any:
     host = device.host
     before, host.phase = host.phase, next_phase(host.phase, BACKWARD)
     host.backward_passes += 1
-    spec = device.simulation.topology.system.host
-    host.prepare(spec.factor * spec.begin)
     if host.order is not None:
         host.order.join_streams(host.stream)  # autograd itself orders what it runs after what made its inputs
     memories = device.simulation.memories
