@@ -272,7 +272,8 @@ def _by_rows(row: Operator, given: Operands, made: Operands, device: DeviceSpec,
 
 
 def _by_work(row: Operator, given: Operands, made: Operands, device: DeviceSpec, flag: bool) -> Estimate:
-    """Operations at a share of the peak, no faster than the bytes, and a launch or two for each panel."""
+    """Operations at a share of the peak, no faster than the bytes or one column after the other, and a launch or two for each
+    panel."""
     assert row.flops is not None
     shapes = [operand.shape for operand in given]
     flops = row.flops(shapes, [operand.shape for operand in made]) * (4 if given[0].complex else 1)
@@ -283,7 +284,7 @@ def _by_work(row: Operator, given: Operands, made: Operands, device: DeviceSpec,
     moved = everything(given, made)
     computing, moving = flops / rate, moved / device.hbm_copy_bandwidth
     waiting = side * row.column * _H100_CLOCK / device.clock
-    seconds = start_of(device, False) * max(steps, 1) + max(computing + waiting, moving)
+    seconds = start_of(device, False) * max(steps, 1) + max(computing, waiting, moving)
     low, high = (seconds * share for share in _UNMEASURED)
     return Estimate(
         seconds, low, high, "compute" if computing > moving else "memory", "", moved / seconds, moved / seconds
