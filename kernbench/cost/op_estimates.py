@@ -132,9 +132,10 @@ def _by_traffic(
         pace = "mixed"  # values become wider; becoming narrower, they are copied as fast as others [H]
     moved = (row.traffic or everything)(given, made or [whole])
     kind = OPS[pace]
-    rows = whole.shape
-    if pace == "reduce" and prod(made[0].shape):  # a row is what one result is of, in however many dimensions it lies
-        rows = (prod(made[0].shape), ceil(prod(whole.shape) / prod(made[0].shape)))
+    rows: Shape = whole.shape
+    results = prod(made[0].shape) if pace == "reduce" else 0
+    if results:  # a row is what one result is of, in however many dimensions it lies
+        rows = (results, ceil(prod(whole.shape) / results))
     if kind.by_element:
         moved *= max(1.0, 4 * prod(whole.shape) / max(whole.nbytes, 1))
     return traffic_time(device, kind, rows, moved, cold=cold)

@@ -54,8 +54,8 @@ def _attended(
     alone = query is key and key is value
     if alone and mask is None and not need_weights and width % _PIECE == 0:
         parts = F.linear(query, qkv_weight, qkv_bias).chunk(3, -1)
-        heads = [each.view(batch, -1, num_head, width).transpose(1, 2) for each in parts]
-        found = F.scaled_dot_product_attention(*heads)
+        q, k, v = (each.view(batch, -1, num_head, width).transpose(1, 2) for each in parts)
+        found = F.scaled_dot_product_attention(q, k, v)
         return F.linear(found.transpose(1, 2).reshape(batch, -1, embed_dim), proj_weight, proj_bias), None
     aten = torch.ops.aten
     if alone:
