@@ -132,11 +132,10 @@ def _by_traffic(
         pace = "mixed"  # values become wider; becoming narrower, they are copied as fast as others [H]
     moved = (row.traffic or everything)(given, made or [whole])
     kind = OPS[pace]
-    rows = whole.shape
-    results: int = prod(made[0].shape) if pace == "reduce" else 0
+    rows: Shape = whole.shape
+    results = prod(made[0].shape) if pace == "reduce" else 0
     if results:  # a row is what one result is of, in however many dimensions it lies
-        elements: int = prod(whole.shape)
-        rows = (results, ceil(elements / results))
+        rows = (results, ceil(prod(whole.shape) / results))
     if kind.by_element:
         moved *= max(1.0, 4 * prod(whole.shape) / max(whole.nbytes, 1))
     return traffic_time(device, kind, rows, moved, cold=cold)
@@ -274,7 +273,8 @@ def _by_rows(row: Operator, given: Operands, made: Operands, device: DeviceSpec,
 
 
 def _by_work(row: Operator, given: Operands, made: Operands, device: DeviceSpec, flag: bool) -> Estimate:
-    """Operations at a share of the peak, no faster than the bytes, and a launch or two for each panel."""
+    """Operations at a share of the peak, no faster than the bytes or one column after the other, and a launch or two for each
+    panel."""
     assert row.flops is not None
     shapes = [operand.shape for operand in given]
     flops = row.flops(shapes, [operand.shape for operand in made]) * (4 if given[0].complex else 1)
@@ -285,7 +285,7 @@ def _by_work(row: Operator, given: Operands, made: Operands, device: DeviceSpec,
     moved = everything(given, made)
     computing, moving = flops / rate, moved / device.hbm_copy_bandwidth
     waiting = side * row.column * _H100_CLOCK / device.clock
-    seconds = start_of(device, False) * max(steps, 1) + max(computing + waiting, moving)
+    seconds = start_of(device, False) * max(steps, 1) + max(computing, waiting, moving)
     low, high = (seconds * share for share in _UNMEASURED)
     return Estimate(
         seconds, low, high, "compute" if computing > moving else "memory", "", moved / seconds, moved / seconds
@@ -443,14 +443,13 @@ class OpCosts:
         return cost
 
     def _beyond_a_launch(self, row: Operator | None, given: Operands, made: Operands) -> float:
-        """Seconds of the host beside one launch: further ones, tensors of lists, what a library looks for or keeps."""
+        """Seconds of the host beside one launch: further ones, tensors of lists, what a library keeps of a unit."""
         if row is None:
             return 0.0
         host = self._host
         further = max(row.count_launches(given, made) - 1, 0)
         tensors = len(given) if row.lists else 0
-        found = host.launch * further + host.tensor * tensors + host.unit * row.bookkeeping
-        return host.factor * (found + host.library * row.chosen)
+        return host.factor * (host.launch * further + host.tensor * tensors + host.unit * row.bookkeeping)
 
     def _price(self, name: str, inputs: Tensors, outputs: Tensors, how: tuple[bool, str], key: tuple[Any, ...]) -> Cost:
         flag, layout = how

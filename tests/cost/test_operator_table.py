@@ -181,7 +181,9 @@ def test_torchs_operators_are_known_and_none_is_faster_than_the_device(calls: li
                             f"{operation.name} does {flops / found.seconds / 1e12:.0f} TFLOP/s on {device.name}"
                         ] += 1
         for unknown in costs.unmodelled.operators:
-            problems[str(unknown)] += 1
+            row = find(unknown.name)
+            if row is None or not row.guessed:
+                problems[str(unknown)] += 1
     assert not problems, "\n".join(sorted(problems))
 
 
