@@ -22,7 +22,7 @@ _MOST_WORDS = 1 << 22  # of an allocation whose words are told apart
 _RUN = 16  # elements that are known to be neighbours where any are: arguments are known to be multiples of as many
 _VECTOR = 16  # bytes that a thread has next to one another
 _AT_ONCE = 128  # bytes of a vector instruction that the cache sees together
-_SCATTER = 0x9E3779B1  # odd: its multiples fall everywhere
+_SCATTER = (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9)  # odd: their multiples, folded, fall as random numbers do
 
 
 class _Updates:
@@ -94,7 +94,7 @@ class UpdateCounter:
                 index, lanes, within = index[some], lanes[some], within[some]
         if self._scattered:
             words = allocation.nbytes // ty.itemsize
-            index = ((self._seen + np.arange(index.size)) * _SCATTER % (1 << 32)) * words >> 32
+            index = _scattered(self._seen, index.size, words)
             self._seen += index.size
         for lane in np.unique(lanes)[:2].tolist():
             if len(found.touched) < 2 or lane in found.touched:
@@ -133,6 +133,16 @@ def _instructions(info: OpInfo, index: np.ndarray, within: np.ndarray, elements:
         return turn * info.threads + thread // lanes
     warps = -(-info.threads // info.warp_size)
     out: np.ndarray = ((turn * warps) + thread // info.warp_size) * have + within % have
+    return out
+
+
+def _scattered(begin: int, number: int, words: int) -> np.ndarray:
+    """``number`` of a sequence that goes to all ``words`` alike, from its ``begin``-th on; always the same."""
+    found = np.arange(begin, begin + number, dtype=np.uint64)
+    for factor in _SCATTER:
+        found = found * np.uint64(factor)
+        found ^= found >> np.uint64(31)
+    out: np.ndarray = ((found >> np.uint64(32)) * np.uint64(words) >> np.uint64(32)).astype(np.int64)
     return out
 
 
