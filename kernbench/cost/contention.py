@@ -47,7 +47,8 @@ class Contention:
 
     def seconds(self, device: DeviceSpec) -> float:
         """How long the cache of a device takes for them."""
-        clocks = max(self.way / (_WAYS * device.pes) + self.place, self.address)
+        # in whole clocks, so that the order in which programs were added up does not show
+        clocks = round(max(self.way / (_WAYS * device.pes) + self.place, self.address))
         return clocks / device.clock
 
 
