@@ -133,12 +133,17 @@ def _by_traffic(
     moved = (row.traffic or everything)(given, made or [whole])
     kind = OPS[pace]
     rows: Shape = whole.shape
-    results = prod(made[0].shape) if pace == "reduce" else 0
+    results = prod(made[0].shape) if pace == "reduce" and not _keeps_last(whole.shape, made[0].shape) else 0
     if results:  # a row is what one result is of, in however many dimensions it lies
         rows = (results, ceil(prod(whole.shape) / results))
     if kind.by_element:
         moved *= max(1.0, 4 * prod(whole.shape) / max(whole.nbytes, 1))
     return traffic_time(device, kind, rows, moved, cold=cold)
+
+
+def _keeps_last(shape: Shape, result: Shape) -> bool:
+    """Whether a reduction leaves the innermost dimension: then results lie beside each other, and are summed side by side."""
+    return bool(result) and result[-1] == shape[-1] > 1
 
 
 def _reduction_pace(pace: str, shape: Shape, result: Shape) -> str:

@@ -205,3 +205,10 @@ def test_long_products_are_slower_than_short_ones():
     assert brief < 2e-4
     assert half == pytest.approx(kernels.throttle / 2)
     assert long == pytest.approx(kernels.throttle, rel=1e-3)
+
+
+def test_a_sum_over_an_inner_dimension_takes_as_long_as_its_bytes() -> None:
+    """As the gradient of an ``expand`` is, of grouped heads, say: results beside each other are no rows of few elements."""
+    costs, given = OpCosts(H100), ((2, 8192, 8, 4, 128), torch.bfloat16)
+    for shape in ((2, 8192, 8, 1, 128), (2, 8192, 8, 128)):
+        assert costs.of("sum", (given,), ((shape, torch.bfloat16),)).seconds < 9e-5
