@@ -253,7 +253,7 @@ def test_a_small_all_reduce_takes_few_calls_of_python(ctx):
 
     def count(frame, event, arg):
         if event == "call" and counting[0]:
-            counts.append(frame.f_code.co_qualname)
+            counts.append(frame.f_code.co_name)
 
     def worker(rank):
         sys.setprofile(count)

@@ -1,8 +1,9 @@
 """In which format products of fp32 may be computed, for which torch has two interfaces that look at each other.
 
 The older one is ``torch.set_float32_matmul_precision`` and ``allow_tf32``, the newer ``fp32_precision`` of
-``torch.backends`` and of their parts. What one has set the other may refuse to read; so each is read as far as it can be, and
-the newer is written last, since writing the older writes it too.
+``torch.backends`` and of their parts. What one has set the other may refuse to read, by an error that C++ raises where ranks are
+switched, which ends a process of Python 3.10; so once a program uses the newer, the older is not read any more.
+The newer is written last, since writing the older writes it too.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from kernbench.torch_backend.relies_on import Reliance
 
 _C: Any = torch._C
 
-SETTERS = ("_set_float32_matmul_precision", "_set_cublas_allow_tf32", "_set_fp32_precision_setter")
-"""Functions of ``torch._C`` that set one, as torch looks them up at each call."""
+OLDER = ("_set_float32_matmul_precision", "_set_cublas_allow_tf32")
+NEWER = "_set_fp32_precision_setter"
+"""Functions of ``torch._C`` that set one, as torch looks them up at each call, by interface."""
 
 SETTERS_OF_SUMS = (
     "_set_cublas_allow_fp16_reduced_precision_reduction", "_set_cublas_allow_bf16_reduced_precision_reduction",
@@ -30,7 +32,7 @@ _PARTS = (
 
 RELIES_ON = (
     Reliance("torch._C", "the precision of products and convolutions is kept there", has=(
-        *SETTERS, *SETTERS_OF_SUMS, *(name.replace("_set_", "_get_") for name in SETTERS_OF_SUMS),
+        *OLDER, NEWER, *SETTERS_OF_SUMS, *(name.replace("_set_", "_get_") for name in SETTERS_OF_SUMS),
         "_get_float32_matmul_precision", "_get_fp32_precision_getter", "_get_cudnn_allow_tf32", "_set_cudnn_allow_tf32",
     )),
 )  # fmt: skip
@@ -41,19 +43,32 @@ _set_convolutions = _C._set_cudnn_allow_tf32
 
 
 class Precisions(NamedTuple):
-    """All of them; ``products``: by the older interface, None where it refuses to say."""
+    """All of them; ``products``: by the older interface, None where it is not read."""
 
     products: str | None
     parts: tuple[str, ...]
 
 
+_uses_newer = False
+
+
+def begin() -> None:
+    """A simulation begins, whose program has used neither."""
+    global _uses_newer
+    _uses_newer = False
+
+
 def read() -> Precisions:
     """As they are."""
-    try:
-        products = _C._get_float32_matmul_precision()
-    except RuntimeError:
-        products = None
-    return Precisions(products, tuple(_C._get_fp32_precision_getter(*part) for part in _PARTS))
+    products = None if _uses_newer else _C._get_float32_matmul_precision()
+    return Precisions(products, tuple([_C._get_fp32_precision_getter(*part) for part in _PARTS]))
+
+
+def read_by_newer() -> Precisions:
+    """As they are; the program uses the newer interface from here on."""
+    global _uses_newer
+    _uses_newer = True
+    return read()
 
 
 def write(precisions: Precisions) -> None:
@@ -77,11 +92,8 @@ def write_sums(allowed: list[tuple[bool, bool]]) -> None:
 
 
 def legacy_convolutions() -> bool | None:
-    """``torch.backends.cudnn.allow_tf32``; None where the newer interface has been used."""
-    try:
-        return bool(_C._get_cudnn_allow_tf32())
-    except RuntimeError:
-        return None
+    """``torch.backends.cudnn.allow_tf32``; None where it is not read."""
+    return None if _uses_newer else bool(_C._get_cudnn_allow_tf32())
 
 
 def set_legacy_convolutions(allowed: bool | None) -> None:
