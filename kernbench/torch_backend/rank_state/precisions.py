@@ -1,8 +1,8 @@
 """In which format products of fp32 may be computed, for which torch has two interfaces that look at each other.
 
 The older one is ``torch.set_float32_matmul_precision`` and ``allow_tf32``, the newer ``fp32_precision`` of
-``torch.backends`` and of their parts. What one has set the other may refuse to read, by an error that C++ raises where ranks are
-switched, which ends a process of Python 3.10; so once a program uses the newer, the older is not read any more.
+``torch.backends`` and of their parts. What one has set the other may refuse to read, by an error of C++ which, raised where
+ranks are switched, can end a process of Python 3.10; so the older is read where the newer's values are such as it sets itself.
 The newer is written last, since writing the older writes it too.
 """
 
@@ -16,9 +16,8 @@ from kernbench.torch_backend.relies_on import Reliance
 
 _C: Any = torch._C
 
-OLDER = ("_set_float32_matmul_precision", "_set_cublas_allow_tf32")
-NEWER = "_set_fp32_precision_setter"
-"""Functions of ``torch._C`` that set one, as torch looks them up at each call, by interface."""
+SETTERS = ("_set_float32_matmul_precision", "_set_cublas_allow_tf32", "_set_fp32_precision_setter")
+"""Functions of ``torch._C`` that set one, as torch looks them up at each call."""
 
 SETTERS_OF_SUMS = (
     "_set_cublas_allow_fp16_reduced_precision_reduction", "_set_cublas_allow_bf16_reduced_precision_reduction",
@@ -32,7 +31,7 @@ _PARTS = (
 
 RELIES_ON = (
     Reliance("torch._C", "the precision of products and convolutions is kept there", has=(
-        *OLDER, NEWER, *SETTERS_OF_SUMS, *(name.replace("_set_", "_get_") for name in SETTERS_OF_SUMS),
+        *SETTERS, *SETTERS_OF_SUMS, *(name.replace("_set_", "_get_") for name in SETTERS_OF_SUMS),
         "_get_float32_matmul_precision", "_get_fp32_precision_getter", "_get_cudnn_allow_tf32", "_set_cudnn_allow_tf32",
     )),
 )  # fmt: skip
@@ -49,26 +48,16 @@ class Precisions(NamedTuple):
     parts: tuple[str, ...]
 
 
-_uses_newer = False
-
-
-def begin() -> None:
-    """A simulation begins, whose program has used neither."""
-    global _uses_newer
-    _uses_newer = False
-
-
 def read() -> Precisions:
     """As they are."""
-    products = None if _uses_newer else _C._get_float32_matmul_precision()
-    return Precisions(products, tuple([_C._get_fp32_precision_getter(*part) for part in _PARTS]))
-
-
-def read_by_newer() -> Precisions:
-    """As they are; the program uses the newer interface from here on."""
-    global _uses_newer
-    _uses_newer = True
-    return read()
+    parts = tuple([_C._get_fp32_precision_getter(*part) for part in _PARTS])
+    wholes, by_tf32, on_host = {parts[0], parts[1], parts[5]}, parts[2] == "tf32", parts[6] in ("tf32", "bf16")
+    if wholes != {"none"} or by_tf32 != on_host:
+        return Precisions(None, parts)
+    try:
+        return Precisions(_C._get_float32_matmul_precision(), parts)
+    except RuntimeError:
+        return Precisions(None, parts)
 
 
 def write(precisions: Precisions) -> None:
@@ -92,8 +81,11 @@ def write_sums(allowed: list[tuple[bool, bool]]) -> None:
 
 
 def legacy_convolutions() -> bool | None:
-    """``torch.backends.cudnn.allow_tf32``; None where it is not read."""
-    return None if _uses_newer else bool(_C._get_cudnn_allow_tf32())
+    """``torch.backends.cudnn.allow_tf32``; None where the newer interface has said otherwise."""
+    try:
+        return bool(_C._get_cudnn_allow_tf32())
+    except RuntimeError:
+        return None
 
 
 def set_legacy_convolutions(allowed: bool | None) -> None:

@@ -62,8 +62,7 @@ RARE: tuple[tuple[Any, str, Getter, Setter], ...] = (
     (_C, "_set_deterministic_algorithms", *DETERMINISTIC),
     (torch, "set_deterministic_debug_mode", *DETERMINISTIC),
     (torch, "set_anomaly_enabled", *ANOMALY),
-    *((_C, name, precisions.read, precisions.write) for name in precisions.OLDER),
-    (_C, precisions.NEWER, precisions.read_by_newer, precisions.write),
+    *((_C, name, precisions.read, precisions.write) for name in precisions.SETTERS),
     *((_C, name, precisions.read_sums, precisions.write_sums) for name in precisions.SETTERS_OF_SUMS),
 )
 """Those that take long to read: what a function that sets them is called, and of what, how they are read and written."""
