@@ -2,22 +2,25 @@
 
 The older one is ``torch.set_float32_matmul_precision`` and ``allow_tf32``, the newer ``fp32_precision`` of
 ``torch.backends`` and of their parts. What one has set the other may refuse to read, by an error of C++ which, raised where
-ranks are switched, can end a process of Python 3.10; so the older is read where the newer's values are such as it sets itself.
+ranks are switched, can end a process of Python 3.10; so the older is read unless the newer has been used after it.
 The newer is written last, since writing the older writes it too.
 """
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
+from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
 _C: Any = torch._C
 
-SETTERS = ("_set_float32_matmul_precision", "_set_cublas_allow_tf32", "_set_fp32_precision_setter")
-"""Functions of ``torch._C`` that set one, as torch looks them up at each call."""
+SETTERS = {"_set_float32_matmul_precision": True, "_set_cublas_allow_tf32": True, "_set_fp32_precision_setter": False}
+"""Functions of ``torch._C`` that set one, as torch looks them up at each call; whether the older can be read after it."""
 
 SETTERS_OF_SUMS = (
     "_set_cublas_allow_fp16_reduced_precision_reduction", "_set_cublas_allow_bf16_reduced_precision_reduction",
@@ -48,20 +51,40 @@ class Precisions(NamedTuple):
     parts: tuple[str, ...]
 
 
+_readable = True  # the older interface, in the state of the rank that runs
+
+
+def install(patches: Patches) -> None:
+    """From here on it is noticed which interface has been used last."""
+    global _readable
+    _readable = True
+    for name, readable in SETTERS.items():
+        patches.set(_C, name, _noticed(getattr(_C, name), readable))
+
+
+def _noticed(stock: Callable[..., None], readable: bool) -> Callable[..., None]:
+    @functools.wraps(stock)
+    def set_one(*args: Any) -> None:
+        global _readable
+        stock(*args)
+        _readable = readable
+
+    return set_one
+
+
 def read() -> Precisions:
     """As they are."""
     parts = tuple([_C._get_fp32_precision_getter(*part) for part in _PARTS])
-    wholes, by_tf32, on_host = {parts[0], parts[1], parts[5]}, parts[2] == "tf32", parts[6] in ("tf32", "bf16")
-    if wholes != {"none"} or by_tf32 != on_host:
-        return Precisions(None, parts)
     try:
-        return Precisions(_C._get_float32_matmul_precision(), parts)
-    except RuntimeError:
+        return Precisions(_C._get_float32_matmul_precision() if _readable else None, parts)
+    except RuntimeError:  # it was set so before there was a simulation
         return Precisions(None, parts)
 
 
 def write(precisions: Precisions) -> None:
     """Set them."""
+    global _readable
+    _readable = precisions.products is not None
     if precisions.products is not None:
         _set_products(precisions.products)
     for part, value in zip(_PARTS, precisions.parts, strict=True):

@@ -176,6 +176,7 @@ class ProcessState:
         self._open = True
         self._generators.open(lambda rank: seed_of(self._simulation.seed, rank))
         self._switch_once_set(patches, dist, "set_debug_level", dist.get_debug_level, dist.set_debug_level)
+        precisions.install(patches)
         for owner, name, read, write in RARE:
             self._switch_once_set(patches, owner, name, read, write)
         patches.set(dist, "set_debug_level_from_env", self._debug_level_from_env(dist.set_debug_level_from_env))
