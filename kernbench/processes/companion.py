@@ -38,7 +38,7 @@ REPORT = b"r"
 """Begins, in JSON, what a companion has to say of an engine's requests."""
 
 TOLD = struct.Struct("=Q")
-"""What it is told: the number of what has come."""
+"""The number of what has come, as a companion receives it."""
 
 WHERE = 0
 """In the place of a number: it is asked where its threads are."""

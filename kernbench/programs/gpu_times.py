@@ -33,6 +33,7 @@ from kernbench.programs.gpu_cases.memory_bound import memory_bound
 from kernbench.programs.gpu_cases.products import products
 from kernbench.programs.gpu_cases.sequences import awaited, sequences
 from kernbench.programs.gpu_cases.small import copies, floors
+from kernbench.programs.gpu_clock import captured, names_of, of_replays
 
 SETS: dict[str, tuple[Callable[[], Iterator[Case]], ...]] = {
     "products": (products,),
@@ -66,18 +67,7 @@ def replayed(make: Callable[[], Call], times: int, replays: int) -> float:
             call()
     torch.cuda.synchronize()
     time.sleep(_REST)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for _ in range(times):
-            call()
-    graph.replay()
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(replays + 1)]
-    for mark in marks[:-1]:
-        mark.record()
-        graph.replay()
-    marks[-1].record()
-    torch.cuda.synchronize()
-    return statistics.median(a.elapsed_time(b) for a, b in itertools.pairwise(marks)) * 1e-3 / times
+    return of_replays(captured(call, times, stream), replays) / times
 
 
 def host_seconds(call: Call, times: int, rounds: int) -> float:
@@ -122,20 +112,12 @@ def sustained(seconds: float, out: list[dict[str, Any]]) -> None:
         out.append({"group": "sustained", "name": f"bf16 8192 at {time.perf_counter() - began:.2f} s", "seconds": each})
 
 
-def _sets(text: str) -> list[str]:
-    names = text.split(",")
-    unknown = [name for name in names if name not in SETS]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"no set {', '.join(unknown)}; there are {', '.join(SETS)}")
-    return names
-
-
 def main() -> None:
     """Time the cases of groups, and write JSON: ``device``, ``torch``, ``cases`` with ``seconds`` or ``error``."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", required=True, help="JSON file to write")
     parser.add_argument(
-        "--groups", type=_sets, default=list(SETS), help=f"sets of groups, by commas: {', '.join(SETS)}"
+        "--groups", type=names_of(SETS), default=list(SETS), help=f"sets of groups, by commas: {', '.join(SETS)}"
     )
     parser.add_argument(
         "--limit", type=float, default=float("inf"), help="seconds after which no further case is begun"

@@ -1,4 +1,4 @@
-"""What ranks that have ended leave on a GPU: their tensors, where somebody still has them, and nothing of CUDA or NCCL."""
+"""What ranks that have ended leave on a GPU: their tensors that are still referenced, and nothing of CUDA or NCCL."""
 
 from __future__ import annotations
 

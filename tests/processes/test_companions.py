@@ -40,22 +40,22 @@ def begin_rank():
     import torch, torch.distributed as dist
     dist.init_process_group("nccl", "tcp://localhost:29531", rank=0, world_size=1)
     products.x = torch.empty(8192, 8192, device="cuda", dtype=torch.bfloat16)
+
+def work(pipe):
+    begin_rank()
+    pipe.send("ready")
+    while (said := pipe.recv()):
+        pipe.send(products(said))
 """
 
 PIPES = """
 import multiprocessing as mp, os, sys, threading, time
 import aiohttp
-from rank import begin_rank, products
-
-def serve(pipe):
-    begin_rank()
-    pipe.send("ready")
-    while (said := pipe.recv()):
-        pipe.send(products(said))
+from rank import work
 
 if __name__ == "__main__":
     mine, theirs = mp.Pipe()
-    server = mp.get_context("spawn").Process(target=serve, args=(theirs,))
+    server = mp.get_context("spawn").Process(target=work, args=(theirs,))
     server.start()
     mine.recv()
     seen = []
@@ -75,18 +75,11 @@ if __name__ == "__main__":
 ENGINE = """
 import multiprocessing as mp, time
 import aiohttp, kernbench
-from rank import begin_rank, products
-
-def serve(pipe):
-    begin_rank()
-    pipe.send("ready")
-    while (said := pipe.recv()):
-        products(said)
-        pipe.send("done")
+from rank import work
 
 if __name__ == "__main__":
     mine, theirs = mp.Pipe()
-    mp.get_context("spawn").Process(target=serve, args=(theirs,)).start()
+    mp.get_context("spawn").Process(target=work, args=(theirs,)).start()
     mine.recv()
     kernbench.report_request("first", "arrived", tokens=7)
     for step in range(3):
@@ -172,14 +165,7 @@ if __name__ == "__main__":
 SOCKETS = """
 import asyncio, multiprocessing as mp, random, sys, time
 import aiohttp
-from rank import begin_rank, products
-
-def work(pipe):
-    begin_rank()
-    pipe.send("ready")
-    while (said := pipe.recv()):
-        products(said)
-        pipe.send("done")
+from rank import work
 
 async def serve(pipe):
     async def answer(reader, writer):

@@ -143,7 +143,7 @@ def test_autograd_sees_what_the_copies_write() -> None:
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             saved.sum().backward()
         out = torch.zeros(2 * WORLD, device="cuda")
-        dist.all_gather_into_tensor(out, own)  # NCCL writes memory, and tells nobody
+        dist.all_gather_into_tensor(out, own)  # NCCL writes memory past autograd
         with pytest.raises(RuntimeError, match="a leaf Variable that requires grad"):
             dist.all_gather([part.requires_grad_() for part in parts(2)], own)
         with torch.no_grad():

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from kernbench.programs.gpu_clock import between, captured, events, names_of, of_replays
 from kernbench.programs.gpu_steps import language, others, triton_kernels, vision
 from kernbench.programs.gpu_steps.program import Step, TimedProgram, phases
 
@@ -41,16 +42,14 @@ def timed(step: Step, warm: int, steps: int) -> dict[str, float]:
         step()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    marks, asked = [torch.cuda.Event(enable_timing=True) for _ in range(steps + 1)], []
+    marks, asked = events(steps + 1), []
     marks[0].record()
     for mark in marks[1:]:
         began = time.perf_counter()
         step()
         asked.append(time.perf_counter() - began)
         mark.record()
-    torch.cuda.synchronize()
-    taken = [first.elapsed_time(second) * 1e-3 for first, second in itertools.pairwise(marks)]
-    return {"seconds": statistics.median(taken), "host": statistics.median(asked)}
+    return {"seconds": between(marks), "host": statistics.median(asked)}
 
 
 def host_of_phases(step: Step, steps: int) -> dict[str, float]:
@@ -77,20 +76,7 @@ def in_a_row(step: Step, count: int) -> dict[str, float]:
     with torch.cuda.stream(stream):
         for _ in range(3):
             step()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for _ in range(count):
-            step()
-    graph.replay()
-    marks = [torch.cuda.Event(enable_timing=True) for _ in range(4)]
-    marks[0].record()
-    for mark in marks[1:]:
-        graph.replay()
-        mark.record()
-    torch.cuda.synchronize()
-    taken = [first.elapsed_time(second) * 1e-3 for first, second in itertools.pairwise(marks)]
-    return {"seconds": statistics.median(taken) / count}
+    return {"seconds": of_replays(captured(step, count, stream), 3) / count}
 
 
 def kernels_of(step: Step) -> dict[str, tuple[int, float]]:
@@ -120,19 +106,11 @@ def _case(program: TimedProgram, steps: int, kernels: bool) -> dict[str, Any]:
     return case
 
 
-def _sets(text: str) -> list[str]:
-    names = text.split(",")
-    unknown = [name for name in names if name not in SETS]
-    if unknown:
-        raise argparse.ArgumentTypeError(f"no set {', '.join(unknown)}; there are {', '.join(SETS)}")
-    return names
-
-
 def main() -> None:
     """Time programs, and write JSON: ``device``, ``torch``, ``cases``."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True, help="JSON file to write")
-    parser.add_argument("--sets", type=_sets, default=list(SETS), help=f"by commas: {', '.join(SETS)}")
+    parser.add_argument("--sets", type=names_of(SETS), default=list(SETS), help=f"by commas: {', '.join(SETS)}")
     parser.add_argument("--only", default="", help="programs with this in their names")
     parser.add_argument("--steps", type=int, default=10, help="that are counted")
     parser.add_argument("--kernels", action="store_true", help="also each kernel's time in a step, by torch's profiler")

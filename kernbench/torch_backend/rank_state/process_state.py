@@ -60,7 +60,6 @@ _ATTENTION = [read for read, _ in FLAGS].index(_C._get_sdp_priority_order)
 
 RARE: tuple[tuple[Any, str, Getter, Setter], ...] = (
     (_C, "_set_deterministic_algorithms", *DETERMINISTIC),
-    (torch, "set_deterministic_debug_mode", *DETERMINISTIC),
     (torch, "set_anomaly_enabled", *ANOMALY),
     *((_C, name, precisions.read, precisions.write) for name in precisions.SETTERS),
     *((_C, name, precisions.read_sums, precisions.write_sums) for name in precisions.SETTERS_OF_SUMS),
