@@ -11,7 +11,6 @@ with the package.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import subprocess
 import sys
@@ -19,7 +18,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
+
 from kernbench.cost import data
+from kernbench.errors import KernbenchError
+from kernbench.input_files import read_json
+from kernbench.plurals import counted
+from kernbench.spec_files import check_json
 
 _DATA = Path(next(iter(data.__path__)))
 SHIPPED, SHIPPED_STEPS = _DATA / "h100_kernels.json", _DATA / "h100_steps.json"
@@ -37,6 +42,23 @@ def ratios(real: dict[str, Any], simulated: dict[str, Any]) -> dict[str, list[tu
     return groups
 
 
+class _Case(BaseModel):
+    group: str
+    name: str
+    seconds: float | None = None
+
+
+class _Timings(BaseModel):
+    cases: list[_Case]
+
+
+def read(path: Path) -> dict[str, Any]:
+    """What a program has written. Raises ConfigError of a file that is not there, or is no such one."""
+    found: dict[str, Any] = read_json(path)
+    check_json(found, _Timings, path)
+    return found
+
+
 def simulate(system: str, module: str) -> dict[str, Any]:
     """Run the program ``module`` on one GPU of a system, without data."""
     with tempfile.TemporaryDirectory() as folder:
@@ -44,8 +66,7 @@ def simulate(system: str, module: str) -> dict[str, Any]:
         command = ["run", "--no-data", "--no-summary", "--system", system, "--nproc-per-node", "1"]
         program = ["-m", module, "--out", str(out)]
         subprocess.run([sys.executable, "-m", "kernbench", *command, *program], check=True, stdout=subprocess.DEVNULL)
-        made: dict[str, Any] = json.loads(out.read_text())
-        return made
+        return read(out)
 
 
 def main() -> None:
@@ -57,15 +78,21 @@ def main() -> None:
     parser.add_argument("--system", default="dgx_h100", help="that is simulated, without a second file")
     parser.add_argument("--cases", help="show the cases of groups with this in their names")
     args = parser.parse_args()
-    real = json.loads((args.real or (SHIPPED_STEPS if args.steps else SHIPPED)).read_text())
-    simulated = (
-        simulate(args.system, STEPS if args.steps else CALLS)
-        if args.simulated is None
-        else json.loads(args.simulated.read_text())
-    )
+    try:
+        real = read(args.real or (SHIPPED_STEPS if args.steps else SHIPPED))
+        simulated = (
+            simulate(args.system, STEPS if args.steps else CALLS) if args.simulated is None else read(args.simulated)
+        )
+    except KernbenchError as error:
+        parser.error(str(error))
+    except subprocess.CalledProcessError as failed:  # which has said why
+        parser.exit(failed.returncode)
+    groups = ratios(real, simulated)
+    if not groups:
+        parser.error("the two files have no case in common")
     errors = []
     print(f"{'group':34s} cases  median     min     max   error")
-    for group, cases in ratios(real, simulated).items():
+    for group, cases in groups.items():
         found = [ratio for _, _, ratio in cases]
         off = [abs(ratio - 1) for ratio in found]
         errors += off
@@ -76,7 +103,7 @@ def main() -> None:
         if args.cases is not None and args.cases in group:
             for name, seconds, ratio in cases:
                 print(f"    {ratio:6.2f} {seconds * 1e6:10.2f} us  {name}")
-    print(f"all: {len(errors)} cases, median error {statistics.median(errors):.1%}")
+    print(f"all: {counted(len(errors), 'case')}, median error {statistics.median(errors):.1%}")
 
 
 if __name__ == "__main__":

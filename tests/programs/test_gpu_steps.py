@@ -47,6 +47,18 @@ def test_there_is_a_reading_of_each_program() -> None:
     assert {(each.group, each.name) for make in SETS.values() for each in make()} == read
 
 
+def test_what_cannot_be_compared_is_refused_in_a_line(tmp_path: Path) -> None:
+    other = tmp_path / "other.json"
+    other.write_text('{"cases": [{"group": "a", "name": "b", "seconds": 1.0}]}')
+    (tmp_path / "no.json").write_text('{"cases": 3}')
+    said = {"nosuch.json": "nosuch.json", str(tmp_path / "no.json"): "cases", str(SHIPPED_STEPS): "no case in common"}
+    for name, words in said.items():
+        command = [sys.executable, "-m", "kernbench.benches.gpu_compare", name, str(other)]
+        found = subprocess.run(command, check=False, capture_output=True, text=True)
+        assert found.returncode == 2
+        assert words in found.stderr.splitlines()[-1]
+
+
 @pytest.mark.long
 def test_programs_take_about_as_long_as_on_an_h100(tmp_path: Path) -> None:
     cases = _timed(tmp_path / "out.json", "--sets", "language,vision,others,triton")
