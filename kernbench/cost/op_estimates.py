@@ -31,6 +31,8 @@ from kernbench.cost.operands import Operand, Operands, Shape, Shapes, everything
 from kernbench.cost.operator import Kind, Model, Operator
 from kernbench.cost.operators import find, qualified
 from kernbench.cost.pools import pool_time
+from kernbench.cost.recurrent import recurrent_time
+from kernbench.cost.recurrent_shapes import packed
 from kernbench.cost.registry import OperatorCost, registered, seeing_values, supplied, tell_changes
 from kernbench.cost.row_kernels import softmax_time, table_gradient_time
 from kernbench.cost.unmodelled import Unmodelled
@@ -178,6 +180,8 @@ def _by_products(row: Operator, given: Operands, made: Operands, device: DeviceS
     dtype = engine_format(multiplied)
     if flag and dtype == "fp32":
         dtype = "tf32"
+    if row.recurs:
+        return recurrent_time(device, given, dtype, gradient=row.gradient)
     if row.convolves and not multiplied[0].complex:
         return _by_convolution(row, given, made, device, dtype)
     stored = made[0].format if made and not made[0].complex else None
@@ -422,8 +426,8 @@ class OpCosts:
         A dtype is whatever ``str`` names: torch's own, or a name. ``flag``: of an attention, it is causal; of a product in
         eight bits, its sums are kept in 32 bits; of one of fp32, it may be computed in TF32; of a batch norm, it is not
         trained. ``layout``: of a copy, ``"transpose"`` (rows become columns), ``"strided"`` (one of both has gaps), or nothing;
-        of images :data:`CHANNELS_LAST` or another, with :data:`SPREAD` or
-        :data:`OVERLAPS`.
+        of images :data:`CHANNELS_LAST` or another, with :data:`SPREAD` or :data:`OVERLAPS`; of packed sequences that recurrent
+        layers are given, the number of steps.
         """
         flat = (name, flag, layout, len(inputs), *(part for tensor in (*inputs, *outputs) for part in tensor))
         cost = self._known.get(flat)
@@ -454,7 +458,7 @@ class OpCosts:
         host = self._host
         further = max(row.count_launches(given, made) - 1, 0)
         tensors = len(given) if row.lists else 0
-        return host.factor * (host.launch * further + host.tensor * tensors + host.unit * row.bookkeeping)
+        return host.factor * (host.launch * further + host.tensor * tensors + host.unit * row.keeps_books(given, made))
 
     def _price(self, name: str, inputs: Tensors, outputs: Tensors, how: tuple[bool, str], key: tuple[Any, ...]) -> Cost:
         flag, layout = how
@@ -464,7 +468,9 @@ class OpCosts:
             cost = self._known[key] = stated.priced(given, made, self._device)
             return cost
         row = find(name) if stated is None else find(stated.like)
-        if layout and row is not None and row.images:
+        if layout and row is not None and row.recurs:
+            given = (packed(given[0], int(layout)), *given[1:])
+        elif layout and row is not None and row.images:
             row = replace(
                 row, channels_last=CHANNELS_LAST in layout, spread=SPREAD in layout, overlaps=OVERLAPS in layout
             )

@@ -57,6 +57,7 @@ class Operator:
         products: the matrix products that it is made of, from shapes of operands and results.
         multiplied: positions of the operands that are multiplied: their format selects the engine.
         convolves: whether the product is a convolution's.
+        recurs: whether it is recurrent layers, whose steps wait for one another.
         images: whether its time depends on how the channels of images lie.
         channels_last: of images: whether the channels of a pixel are beside each other.
         spread: of a convolution: whether its filters are dilated by more than 8.
@@ -78,7 +79,8 @@ class Operator:
         launches: kernels, one after the other: a number, or from operands and results.
         lists: whether it takes lists of tensors, each of which costs the host something.
         chosen: whether a library looks for its kernel at each call, which the host pays for.
-        bookkeeping: what the host does besides, in units of :attr:`kernbench.topology.system.HostSpec.unit`.
+        bookkeeping: what the host does besides, in units of :attr:`kernbench.topology.system.HostSpec.unit`: a number, or from
+            operands and results.
     """
 
     kind: Kind = Kind.COMPUTE
@@ -88,6 +90,7 @@ class Operator:
     products: Callable[[Shapes, Shapes], list[Product]] | None = None
     multiplied: tuple[int, ...] = (0, 1)
     convolves: bool = False
+    recurs: bool = False
     images: bool = False
     channels_last: bool = False
     spread: bool = False
@@ -109,7 +112,7 @@ class Operator:
     launches: int | Callable[[Operands, Operands], int] = 1
     lists: bool = False
     chosen: bool = False
-    bookkeeping: float = 0.0
+    bookkeeping: float | Callable[[Operands, Operands], float] = 0.0
 
     def library_of(self, given: Shapes) -> str:
         """The library that multiplies operands of these shapes: a bias that is added in the kernel has it be cuBLASLt."""
@@ -125,3 +128,7 @@ class Operator:
         if self.kind in (Kind.VIEW, Kind.METADATA, Kind.ALLOCATION):
             return 0
         return self.launches if isinstance(self.launches, int) else self.launches(given, made)
+
+    def keeps_books(self, given: Operands, made: Operands) -> float:
+        """:attr:`bookkeeping` of one call."""
+        return self.bookkeeping if isinstance(self.bookkeeping, int | float) else self.bookkeeping(given, made)

@@ -94,35 +94,6 @@ def convolution_backward(given: Shapes, made: Shapes) -> list[Product]:
     return wanted * convolved(given[0], given[1], given[2])
 
 
-def recurrent(given: Shapes, made: Shapes) -> list[Product]:
-    """``input [T, B, I], weight [gates, I], weight [gates, H]``: all steps' inputs at once, then one step after the other."""
-    if len(given) < 3 or len(given[0]) != 3 or len(given[1]) != 2 or len(given[2]) != 2:
-        return []
-    steps, batch, width = given[0]
-    return [(1, steps * batch, given[1][0], width), *[(1, batch, given[2][0], given[2][1])] * steps]
-
-
-def recurrent_backward(given: Shapes, made: Shapes) -> list[Product]:
-    """A layer's gradient: one step after the other back, then the gradients of the input and of both weights, of all steps."""
-    forward = recurrent(given, made)
-    if not forward:
-        return []
-    steps, batch, width = given[0]
-    gates, hidden = given[2]
-    whole = steps * batch
-    return [
-        (1, whole, width, gates),
-        (1, gates, width, whole),
-        (1, gates, hidden, whole),
-        *[(1, batch, hidden, gates)] * steps,
-    ]
-
-
-def recurrent_launches(given: Operands, made: Operands) -> int:
-    """A product and what is done with it, for each step, after the product of all inputs."""
-    return 1 + 2 * given[0].shape[0] if given and len(given[0].shape) == 3 else 1
-
-
 def trilinear_launches(given: Operands, made: Operands) -> int:
     """For each row of the weight a product, and its operands there and back."""
     return 3 * given[1].shape[0] if len(given) > 1 and given[1].shape else 1

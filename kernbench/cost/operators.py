@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 from kernbench.cost.cuda_kernels import (
     embedding_gradient,
@@ -39,9 +39,6 @@ from kernbench.cost.operator_products import (
     linear_backward,
     of,
     packed_linear,
-    recurrent,
-    recurrent_backward,
-    recurrent_launches,
     solved,
     trilinear,
     trilinear_launches,
@@ -65,6 +62,7 @@ from kernbench.cost.operator_traffic import (
     twice_read,
     written,
 )
+from kernbench.cost.recurrent_shapes import recurrent_calls, recurrent_launches, recurrent_products
 from kernbench.cost.scratch import (
     distances,
     efficient_gradient,
@@ -124,6 +122,14 @@ def _guessed(pace: str) -> Operator:
 def _factors(flops: Callable[[Shapes, Shapes], float], share: float, column: float = 0.0) -> Operator:
     """``column``: microseconds of each column, which waits for the one before [H]."""
     return replace(_works(flops, share), library=SOLVER, column=column * 1e-6)
+
+
+def _recurs(gradient: bool) -> Operator:
+    return replace(
+        _multiplies(partial(recurrent_products, gradient), library=DNN), recurs=True, gradient=gradient, chosen=True,
+        launches=partial(recurrent_launches, gradient), bookkeeping=partial(recurrent_calls, gradient),
+        scratch=recurrent_states,
+    )  # fmt: skip
 
 
 _VIEW, _METADATA, _ALLOCATION, _HOST_READ = (
@@ -365,18 +371,8 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
         ),
     ),
     ("trilinear", replace(_works(trilinear, 0.5, panels=False), launches=trilinear_launches)),
-    # one layer of an LSTM, which cuDNN computes step by step: a product and a pointwise kernel for each
-    (
-        "mkldnn_rnn_layer",
-        replace(_multiplies(recurrent, library=DNN), chosen=True, launches=recurrent_launches, scratch=recurrent_states),
-    ),
-    (
-        "mkldnn_rnn_layer_backward",
-        replace(
-            _multiplies(recurrent_backward, library=DNN), chosen=True, launches=recurrent_launches, scratch=recurrent_states,
-            gradient=True,
-        ),
-    ),
+    ("cudnn_rnn", _recurs(False)),
+    ("cudnn_rnn_backward", _recurs(True)),
     # -- attention: [batch, heads, tokens, width], or [batch, tokens, heads, width]
     (
         """scaled_dot_product_attention scaled_dot_product_flash_attention scaled_dot_product_flash_attention_for_cpu

@@ -13,6 +13,7 @@ from typing import Any
 
 from kernbench.cost.convolution_shapes import Convolution, is_channels_last, layout_copies
 from kernbench.cost.operands import Operand, Operands
+from kernbench.cost.recurrent_shapes import recurrent_workspace
 from kernbench.topology.device import DeviceSpec
 from kernbench.topology.dtypes import ITEM_BYTES
 
@@ -106,16 +107,9 @@ def layout_copies_of(given: Operands, made: Operands, args: Sequence[Any], devic
     return [] if what is None else [sum(layout_copies(what, _itemsize(image)))]
 
 
-_STATES = 12
-"""Of each element of an LSTM's result, elements that cuDNN keeps in its workspace: gates, states, sums of products [H]."""
-
-
 def recurrent_states(given: Operands, made: Operands, args: Sequence[Any], device: DeviceSpec) -> Iterable[float]:
-    """A layer of an LSTM, ``input [T, B, I], weight [gates, I], weight [gates, H]``."""
-    if len(given) < 3 or len(given[0].shape) != 3 or len(given[2].shape) != 2:
-        return []
-    steps, batch, _ = given[0].shape
-    return [_STATES * steps * batch * given[2].shape[1] * _itemsize(given[0])]
+    """What cuDNN takes for the states of recurrent layers."""
+    return [recurrent_workspace(given)]
 
 
 def reduced(itemsize: int = 0) -> Scratch:

@@ -23,13 +23,14 @@ from typing import Any
 import torch
 
 from kernbench.programs.gpu_clock import between, captured, events, names_of, of_replays
-from kernbench.programs.gpu_steps import language, others, triton_kernels, vision
+from kernbench.programs.gpu_steps import judges, language, others, triton_kernels, vision
 from kernbench.programs.gpu_steps.program import Step, TimedProgram, phases
 
 SETS: dict[str, Callable[[], Iterator[TimedProgram]]] = {
     "language": language.programs,
     "vision": vision.programs,
     "others": others.programs,
+    "judges": judges.programs,
     "triton": triton_kernels.programs,
     "compiled": language.compiled_programs,
 }

@@ -15,11 +15,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch.jit import _builtins, _recursive
 
 from kernbench.own_files import is_own
 from kernbench.simulation.values.assumptions import LOST
-from kernbench.torch_backend.gpu.names.torch_functions import knows_wrapped
 from kernbench.torch_backend.hollow.assumed_numbers import formatted, holds_marked, note
 from kernbench.torch_backend.hollow.numbers_in_tensors import assumed
 from kernbench.torch_backend.patches import Patches
@@ -40,8 +38,6 @@ _MAKE: tuple[tuple[Any, str], ...] = (
 RELIES_ON = (
     Reliance("logging.LogRecord.getMessage", "a record's text", parameters=("self",)),
     Reliance("sys._getframe", "the frames of the thread that runs, innermost first"),
-    Reliance("torch.jit._builtins._find_builtin", "TorchScript knows functions by what they are", parameters=("fn",)),
-    Reliance("torch.jit._recursive._find_builtin", "and looks them up here, too", parameters=("fn",)),
     *(Reliance("torch" if owner is torch else "torch.Tensor", "programs make tensors of numbers", has=tuple(names.split()))
       for owner, names in _MAKE),
 )  # fmt: skip
@@ -50,7 +46,6 @@ RELIES_ON = (
 def install(patches: Patches) -> None:
     """Replace them."""
     patches.set(logging.LogRecord, "getMessage", _message(logging.LogRecord.getMessage))
-    stocks: dict[Any, Any] = {}
     tables: tuple[tuple[Callable[..., Any], tuple[tuple[Any, ...], ...]], ...] = (
         (_writes, _WRITE), (_makes, _MAKE),
     )  # fmt: skip
@@ -58,12 +53,7 @@ def install(patches: Patches) -> None:
         for owner, names, *more in rows:
             for name in names.split():
                 if (stock := getattr(owner, name, None)) is not None:
-                    wrapped = wrapper(stock, *more)
-                    stocks[wrapped] = stock
-                    patches.set(owner, name, wrapped)
-    find = knows_wrapped(_builtins._find_builtin, stocks)
-    for module in (_builtins, _recursive):
-        patches.set(module, "_find_builtin", find)
+                    patches.set(owner, name, wrapper(stock, *more))
 
 
 def _message(stock: Callable[[logging.LogRecord], str]) -> Callable[[logging.LogRecord], str]:

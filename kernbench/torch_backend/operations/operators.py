@@ -166,6 +166,7 @@ class TorchOperator:
         images: it is of images, whose layout its time depends on: a convolution, a pool, a batch norm.
         gradient: of images, it is a gradient: what came back comes first.
         windows: arguments that say which pixels a filter or a pool sees, by name.
+        steps: the argument of recurrent layers that says how many sequences each step of packed ones has.
         rounds: says whether a product of fp32 may be computed in TF32, as the program has set it; None for other operators.
         beside: what its cost depends on beside shapes and numbers, from its arguments; None: nothing.
         draws: it draws random numbers.
@@ -208,6 +209,7 @@ class TorchOperator:
         self.beside: Callable[[Any], list[Any]] | None = _strides if self.copies else None
         self.multiplies = self.allocates = self.host_reads = self.images = self.gradient = False
         self.windows: dict[str, Argument] = {}
+        self.steps: Argument | None = None
         self.row: Operator | None = None
         self.check: Check | None = None
         self.flag: tuple[Argument, bool] | None = None
@@ -271,6 +273,8 @@ class TorchOperator:
             if not row.convolves:
                 others = self.beside or _nothing
                 self.beside = lambda args: [is_channels_last(args, gradient=row.gradient), *others(args)]
+        if row is not None and row.recurs:
+            self.steps = next((place for place, _ in arguments if place.name == "batch_sizes"), None)
         self.writes = tuple([place for place, _ in written])
         self.unreturned = tuple([
             place for place, each in written if not returned.intersection(each.alias_info.before_set)
@@ -310,7 +314,11 @@ class TorchOperator:
         return bool((kwargs or {}).get(name, args[at] if at < len(args) else False)) is value
 
     def layout(self, args: Any, kwargs: Any) -> str:
-        """How the images that it is of lie, whether filters are dilated by much, and whether windows overlap."""
+        """How the images that it is of lie, whether filters are dilated by much, and whether windows overlap; of packed
+        sequences how many steps they are."""
+        if self.steps is not None:
+            sizes = self.steps.of(args, kwargs)
+            return str(len(sizes)) if sizes else ""
         found = CHANNELS_LAST if is_channels_last(args, gradient=self.gradient) else "channels first"
         if not self.windows:
             return found

@@ -477,7 +477,7 @@ class Recorder(TorchDispatchMode):
     def _cost(self, call: OperatorCall, inputs: list[torch.Tensor], outputs: list[torch.Tensor], flag: bool) -> Cost:
         """What it takes. Raises RuntimeError if a tensor has no shape."""
         operator, layout = call.operator, ""
-        if operator.images:
+        if operator.images or operator.steps is not None:
             layout = operator.layout(call.args, call.kwargs)
         elif operator.copies and len(outputs) == 1:
             layout = _layout(inputs[-1], outputs[0])

@@ -24,7 +24,13 @@ from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.values.assumptions import default_stand_in, fill
 from kernbench.torch_backend.features import sync_batch_norm
 from kernbench.torch_backend.gpu.device.rank_device import RankDevice
-from kernbench.torch_backend.gpu.kernels import autocasting, fused_cells, fused_operators, program_kernels
+from kernbench.torch_backend.gpu.kernels import (
+    autocasting,
+    fused_cells,
+    fused_operators,
+    program_kernels,
+    recurrent_layers,
+)
 from kernbench.torch_backend.gpu.tensors.placement import block_of
 from kernbench.torch_backend.hollow.executor import HollowValues
 from kernbench.torch_backend.modes import plain_torch
@@ -223,6 +229,7 @@ class Devices:
         self._hosts: HostDevices | None = None
         self._library: Any = None
         self._kernels: Any = None
+        self._shapes: Any = None
         self._autocast: Any = None
 
     @property
@@ -298,6 +305,9 @@ class Devices:
         sync_batch_norm.register(self._kernels)
         fused_operators.register(self._kernels)
         fused_cells.register(self._kernels)
+        recurrent_layers.register(self._kernels)
+        self._shapes = torch.library.Library("aten", "IMPL", "Meta")
+        recurrent_layers.register_shapes(self._shapes)
         self._autocast = torch.library.Library("aten", "IMPL", "AutocastCPU")
         autocasting.register(self._autocast)
 
@@ -306,8 +316,8 @@ class Devices:
         program_kernels.forget()
         if self._library is not None:
             _allocating.remove(self)
-        for library in (self._library, self._kernels, self._autocast):
+        for library in (self._library, self._kernels, self._shapes, self._autocast):
             if library is not None:
                 library._destroy()
-        self._library = self._kernels = self._autocast = None
+        self._library = self._kernels = self._shapes = self._autocast = None
         self._hosts = None

@@ -60,7 +60,6 @@ RELIES_ON = (
 
 def install(patches: Patches) -> None:
     """Wrap the functions."""
-    stocks = {name: getattr(torch, name) for name in (*_HAVE_NO_KERNEL, *_TAKE_AN_INDEX)}
     for name in _HAVE_NO_KERNEL:
         patches.set(torch, name, _places_result(getattr(torch, name)))
     patches.set(torch._C._nn, "_parse_to", _with_first_index(torch._C._nn._parse_to))
@@ -78,17 +77,25 @@ def install(patches: Patches) -> None:
     for name in _NEST:
         patches.set(torch.nested, name, _nests(getattr(torch.nested, name)))
     patches.set(torch, "_use_cudnn_rnn_flatten_weight", lambda: False)
-    find = knows_wrapped(_builtins._find_builtin, {getattr(torch, name): stock for name, stock in stocks.items()})
+    find = knows_wrapped(_builtins._find_builtin)
     for module in (_builtins, _recursive):
         patches.set(module, "_find_builtin", find)
 
 
-def knows_wrapped(stock: Callable[..., Any], stocks: dict[Any, Any]) -> Callable[..., Any]:
-    """``torch.jit.script`` compiles calls of the wrapped functions to the operations of those that they wrap."""
+_OURS = __name__.partition(".")[0]
+
+
+def knows_wrapped(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """``torch.jit.script`` compiles calls of functions of torch that are wrapped here to the operations of those that they
+    wrap."""
 
     @functools.wraps(stock)
     def find(fn: Any) -> Any:
-        return stock(stocks.get(fn, fn) if type(fn) is FunctionType else fn)
+        while type(fn) is FunctionType and str(fn.__globals__.get("__name__")).partition(".")[0] == _OURS:
+            if not hasattr(fn, "__wrapped__"):
+                break
+            fn = fn.__wrapped__
+        return stock(fn)
 
     return find
 
