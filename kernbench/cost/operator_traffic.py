@@ -35,6 +35,20 @@ def scattered(given: Operands, made: Operands) -> float:
     return 3 * nbytes_of(given[1:]) if len(given) > 1 else everything(given, made)
 
 
+def rows_of_elements(given: Operands, made: Operands) -> float:
+    """A product of a sparse matrix, of which indices and values are given, and a dense one: a row of that for each element."""
+    values = max((prod(each.shape) for each in given if len(each.shape) == 1), default=0)
+    width = made[0].nbytes / max(made[0].shape[0], 1) if made and made[0].shape else 0.0
+    sparse = sum(each.nbytes for each in given if len(each.shape) == 1 or each.format.startswith("int"))
+    return values * width + sparse + nbytes_of(made)
+
+
+def coalesced(given: Operands, made: Operands) -> float:
+    """Indices become keys, which are sorted in eight passes with where they came from; values are gathered once."""
+    keys = max((prod(each.shape[1:]) for each in given if each.format.startswith("int")), default=0)
+    return nbytes_of(given) + nbytes_of(made) + 8 * 2 * 16 * keys
+
+
 _SECTOR = 32  # bytes: the least that is read of memory for an element that has no neighbours
 
 

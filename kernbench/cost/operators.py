@@ -46,6 +46,7 @@ from kernbench.cost.operator_products import (
 from kernbench.cost.operator_traffic import (
     as_log_of_sum,
     by_sorting,
+    coalesced,
     copied_and_put_one_by_one,
     copied_and_scattered,
     first_result_copied,
@@ -56,6 +57,7 @@ from kernbench.cost.operator_traffic import (
     picked_one_by_one,
     put_one_by_one,
     read_as_written,
+    rows_of_elements,
     scattered,
     selected,
     transformed,
@@ -158,7 +160,7 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
         sym_constrain_range sym_constrain_range_for_size _make_dep_token fsdp::set_ inductor::resize_storage_bytes_
         fsdp::record_grad_output_stream
         inductor::_reinterpret_tensor inductor::_alloc_from_pool _nested_tensor_size _nested_tensor_strides
-        _nested_tensor_storage_offsets""",
+        _nested_tensor_storage_offsets _sparse_coo_tensor_with_dims_and_tensors _sparse_coo_tensor_with_dims""",
         _METADATA,
     ),
     (
@@ -170,7 +172,7 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     ("_to_copy copy_", Operator(Kind.TRANSFER, pace="copy")),
     (
         """copy clone contiguous cat stack _stack repeat tile constant_pad_nd block_diag diag_embed
-        complex _coalesce _to_sparse _to_dense
+        complex _to_sparse _to_dense
         sparse_mask _pin_memory lift_fresh_copy slice_scatter select_scatter diagonal_scatter as_strided_scatter
         slice_backward select_backward diagonal_backward unfold_backward _foreach_copy fsdp::copy_ slice_inverse
         narrow_copy lu_unpack _copy_from dequantize int_repr _convert_weight_to_int4pack _jagged_to_padded_dense
@@ -325,6 +327,7 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     ),
     ("topk", _moves("selected", selected, launches=3)),
     ("kthvalue median nanmedian", _moves("ranked")),
+    ("_coalesce", _moves("copy", coalesced, launches=12)),  # keys, their order by merging, the distinct ones, sums [H]
     ("nonzero nonzero_static masked_select repeat_interleave", _moves("copy", twice_read, launches=3)),
     ("fft_c2c fft_c2r fft_r2c", replace(_moves("transform", transformed), library=FFT)),
     # -- what nothing but its bytes is known of, and is said to be so
@@ -336,14 +339,15 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
         _guessed("pointwise"),
     ),
     # -- products
+    # of indices, values and a matrix [H]: operators whose operands are sparse are priced by what these consist of
     (
-        "sparse_mm sparse_sparse_matmul sparse_mm_reduce_impl sparse_mm_reduce_impl_backward",
-        _multiplies(of(0)),
+        """sparse_mm sparse_sparse_matmul sparse_mm_reduce_impl sparse_mm_reduce_impl_backward sparse_addmm
+        sparse_sampled_addmm""",
+        _moves("gathered", rows_of_elements, launches=2),
     ),
     ("mm matmul bmm mv dot vdot", _multiplies(of(0), library=BLAS)),
     ("int_mm scaled_mm scaled_mm_v2", _multiplies(of(0), library=LT)),
     ("addmm baddbmm addmv addmm_activation", replace(_multiplies(of(1), 1, 2, library=BLAS), adds=True)),
-    ("sparse_addmm sparse_sampled_addmm", replace(_multiplies(of(1), 1, 2), adds=True)),
     ("addbmm", replace(_multiplies(addbmm, 1, 2, library=BLAS), adds=True)),
     ("linear mkldnn_linear mkldnn::_linear_pointwise", _multiplies(linear, library=BLAS)),
     ("weight_int8pack_mm", _multiplies(linear)),

@@ -178,7 +178,7 @@ def windows(batch: int) -> Step:
         layers = nn.ModuleList(
             nn.ModuleDict({
                 "norm": nn.LayerNorm(width), "qkv": nn.Linear(width, 3 * width), "out": nn.Linear(width, width),
-                "norm_2": nn.LayerNorm(width), "mlp": nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)),
+                "norm_2": nn.LayerNorm(width), "up": nn.Linear(width, 4 * width), "down": nn.Linear(4 * width, width),
                 "bias": nn.Embedding((2 * window - 1) ** 2, heads),
             })
             for _ in range(6)
@@ -206,7 +206,7 @@ def windows(batch: int) -> Step:
             y = layer["out"](y).view(batch, side // window, side // window, window, window, width).transpose(2, 3)
             y = y.reshape(batch, side, side, width)
             x = x + (y.roll((3, 3), (1, 2)) if n % 2 else y)
-            x = x + layer["mlp"](layer["norm_2"](x))
+            x = x + layer["down"](F.gelu(layer["up"](layer["norm_2"](x))))
         return x.float().pow(2).mean()
 
     return training(layers, loss, torch.optim.AdamW(layers.parameters(), lr=1e-4), dtype=BF16)

@@ -17,10 +17,11 @@ from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.values import known_values
 from kernbench.simulation.values.assumptions import default_stand_in, fill
 from kernbench.torch_backend.gpu.device.rank_device import RankDevice
-from kernbench.torch_backend.gpu.tensors.placement import PLAIN
+from kernbench.torch_backend.gpu.tensors.placement import PLAIN, components_of
 from kernbench.torch_backend.hollow.data_dependent_shapes import selected
 from kernbench.torch_backend.hollow.host_looks import as_stated
 from kernbench.torch_backend.hollow.shapes import Described, UnknownShapeError, allocate, described, made_on_host
+from kernbench.torch_backend.hollow.sparse_tensors import NO_EQUAL_INDICES, answered, is_sparse, makes_sparse
 from kernbench.torch_backend.hollow.stand_ins import assume, element_of, has_rule, keeps_to_stand_ins, places, stored_of
 from kernbench.torch_backend.hollow.whole_numbers import filled, fills_whole, gives_whole, keep_whole, stay_whole
 from kernbench.torch_backend.operations.calls import OperatorCall
@@ -50,16 +51,16 @@ class Survey:
     Attributes:
         key: what the shapes of its results may depend on; None if something in it has no hash.
         tensors: among them.
-        hollow, unknown, on_gpu, meta: whether any of them is.
+        hollow, unknown, on_gpu, meta, sparse: whether any of them is.
         largest: elements of the largest one.
     """
 
-    __slots__ = ("hollow", "key", "largest", "meta", "on_gpu", "tensors", "unknown")
+    __slots__ = ("hollow", "key", "largest", "meta", "on_gpu", "sparse", "tensors", "unknown")
 
     def __init__(self) -> None:
         self.key: Any = None
         self.tensors: list[torch.Tensor] = []
-        self.hollow = self.unknown = self.on_gpu = self.meta = False
+        self.hollow = self.unknown = self.on_gpu = self.meta = self.sparse = False
         self.largest = 0
 
     def look_at(self, values: Any, parts: list[Any]) -> None:
@@ -67,11 +68,14 @@ class Survey:
         for value in values:
             kind = type(value)
             if kind in PLAIN:
-                stored = (
-                    getattr(_storage(value), NOTE, None) if value.layout is _STRIDED else getattr(value, NOTE, None)
-                )
+                if value.layout is not _STRIDED:
+                    self.sparse = True
+                    parts += (value.shape, value.layout, value.dtype)
+                    self.look_at(components_of(value), parts)
+                    continue
+                stored = getattr(_storage(value), NOTE, None)
                 shape = value.shape
-                parts += (shape, value.stride() if value.layout is _STRIDED else None, value.dtype)
+                parts += (shape, value.stride(), value.dtype)
                 size = shape.numel()
             elif kind is float:
                 parts.append(float)
@@ -154,6 +158,7 @@ class HollowValues:
         if found.meta:
             return operator.call(*args, **kwargs)
         hollow, on_gpu, tensors = found.hollow, found.on_gpu, found.tensors
+        sparse = found.sparse or makes_sparse(operator.name, args)
         wanted = kwargs.get("device") if kwargs else None
         if operator.host_reads:
             return self._looked(device, operator, args, kwargs, tensors, hollow=hollow, unknown=found.unknown or hollow)
@@ -162,7 +167,7 @@ class HollowValues:
         what = None
         on_gpu |= device.moving
         small = found.largest <= self._most(on_gpu, tensors, kwargs)
-        compute = not (hollow or operator.allocates or operator.without_values)
+        compute = not (hollow or operator.allocates or operator.without_values or (sparse and found.unknown))
         compute = compute and (small or (on_gpu and stay_whole(device, tensors)))
         if compute and (operator.sized or not small) and not operator.returns_written:
             what = self._described(operator, func, args, kwargs, found.key)
@@ -179,8 +184,10 @@ class HollowValues:
             return filled(self._storages, self._computed.compute(call), args[1])
         if operator.writes_out:
             self._fit(operator, func, args, kwargs, found.key)
-        if operator.returns_written:
+        if operator.returns_written and not sparse:
             return self._written(operator, func, args, kwargs)
+        if sparse:
+            return self._sparse(operator, func, args, kwargs, on_gpu=on_gpu)
         if what is None:
             what = self._described(operator, func, args, kwargs, found.key)
         if what is None:
@@ -287,6 +294,20 @@ class HollowValues:
                     f"without data: register one with torch.library.register_fake ({error})"
                 ) from None
             return None
+
+    def _sparse(self, operator: TorchOperator, func: Any, args: Any, kwargs: Any, *, on_gpu: bool) -> Any:
+        """Of operands that are not known, and of which one is sparse, or that make one."""
+        written = operator.written(args, kwargs)
+        if written and not any(map(is_sparse, written)):
+            return self._written(operator, func, args, kwargs)
+        self._unmodelled.say(NO_EQUAL_INDICES)
+        if written:  # of a sparse tensor, whose elements stay
+            for each in components_of(written[0])[1:]:
+                self._mark(each, None)
+            return written[0]
+        return answered(
+            operator.name, func, args, kwargs or {}, lambda what: self._fresh(what, func, operator, (), {}, on_gpu)
+        )
 
     # -- what is made and written ----------------------------------------------------------------------------------------
 

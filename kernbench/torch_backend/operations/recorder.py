@@ -23,6 +23,7 @@ from torch.autograd import forward_ad
 from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from kernbench.cost.flops import counted_format
 from kernbench.cost.work import Cost
 from kernbench.simulation.memory.storages import NOTE, DeviceMemory
 from kernbench.simulation.memory.tensor_queries import listed_tensors, plain_of, tells_of_looks
@@ -59,6 +60,13 @@ from kernbench.torch_backend.operations.operators import (
 from kernbench.torch_backend.operations.plans import NO_PLANS, NOT_PLANNED, Plan, Plans, signature
 from kernbench.torch_backend.operations.same_device import check, is_mixed
 from kernbench.torch_backend.operations.seen_operands import operands_of
+from kernbench.torch_backend.operations.sparse_operands import (
+    any_sparse,
+    as_components,
+    like_dense,
+    multiplies_sparse,
+    sparse_flops,
+)
 from kernbench.torch_backend.relies_on import Reliance
 
 _storage: Any = torch._C.TensorBase.untyped_storage
@@ -449,18 +457,25 @@ class Recorder(TorchDispatchMode):
             outputs += operator.written_unreturned(call.args, call.kwargs)
         flag = operator.is_flagged(call.args, call.kwargs)
         cost_then: Callable[[], Cost] | None = None
+        name, sparse = operator.name, any_sparse((*inputs, *outputs))
+        if sparse:
+            name = like_dense(name, inputs)
+            inputs, outputs = call.inputs, call.outputs = as_components(inputs), as_components(outputs)
         try:
             if operator.name in self._costs.seeing:
                 cost_then = functools.partial(self._costs.of_values, operator.name, operands_of(call))
                 cost = cost_then()
             else:
-                cost = self._cost(call, inputs, outputs, flag)
+                cost = self._cost(call, name, inputs, outputs, flag)
         except RuntimeError:
             if not any(map(is_nested, (*inputs, *outputs))):
                 raise
             inputs, outputs = call.inputs, call.outputs = as_rows(inputs), as_rows(outputs)
-            cost = self._cost(call, inputs, outputs, flag)
-        if operator.multiplies and (operator.one_kernel or not device.in_custom_operation):
+            cost = self._cost(call, name, inputs, outputs, flag)
+        if sparse and multiplies_sparse(operator.name):
+            self._flops.count(host.account, counted_format(operator.name, [(each.shape, each.dtype) for each in inputs]),
+                              sparse_flops(inputs, outputs))  # fmt: skip
+        elif operator.multiplies and (operator.one_kernel or not device.in_custom_operation):
             self._flops.add(host.account, cost, call)
         if call.over_links:
             cost = device.over_links(cost, inputs)
@@ -474,14 +489,16 @@ class Recorder(TorchDispatchMode):
         if self._descriptions is not None:
             self._descriptions.record(op, inputs, outputs, self._flops.of(cost)[1])
 
-    def _cost(self, call: OperatorCall, inputs: list[torch.Tensor], outputs: list[torch.Tensor], flag: bool) -> Cost:
-        """What it takes. Raises RuntimeError if a tensor has no shape."""
+    def _cost(
+        self, call: OperatorCall, name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor], flag: bool
+    ) -> Cost:
+        """What it takes, priced as the operator ``name``. Raises RuntimeError if a tensor has no shape."""
         operator, layout = call.operator, ""
         if operator.images or operator.steps is not None:
             layout = operator.layout(call.args, call.kwargs)
         elif operator.copies and len(outputs) == 1:
             layout = _layout(inputs[-1], outputs[0])
-        return self._costs.of_tensors(operator.name, inputs, outputs, flag, layout)
+        return self._costs.of_tensors(name, inputs, outputs, flag, layout)
 
 
 _nothing: Any = nullcontext()

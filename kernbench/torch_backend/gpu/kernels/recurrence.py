@@ -135,8 +135,9 @@ class Direction:
     def backward(
         self, x: Tensor, grad_out: Tensor, after: States
     ) -> tuple[Tensor, States, list[Tensor]]:  # fmt: skip
-        """Gradients of ``x``, of the first states and of the weights, in the order of the flat list; ``after``: gradients of the
-        last states."""
+        """Gradients of ``x``, of the first states and of the weights, in the order of the flat list.
+
+        ``after``: gradients of the last states."""
         weights = self.weights
         of_state, projection = wide(weights.of_state), weights.projection
         hidden, cell = after
