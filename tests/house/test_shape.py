@@ -50,7 +50,7 @@ LAYERS = (
     ("runtime_api",),
     ("autotune", "benching", "explore", "sweep", "testing", "tp"),
     ("what_if",),
-    ("end_to_end",),
+    ("validation",),
     ("kernbench",),
     ("commands",),
     ("cli",),

@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from kernbench.cost.table_files import TableFile
 from kernbench.errors import ConfigError
 from kernbench.spec_files import read_spec
 from kernbench.topology.dtypes import canonical_dtype
 from kernbench.topology.problems import describe
 from kernbench.topology.units import SIZE, QuantityError
+from kernbench.validation.table_files import TableFile
 
 SHIPPED_MANIFEST = Path(__file__).parent / "data" / "manifest.yaml"
 Kind = Literal["collective", "gemm", "sustained_gemm", "grouped_gemm", "attention", "memory_bound"]

@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from kernbench.cost.devices import resolve_device
 from kernbench.cost.gemm import kernels_of
-from kernbench.end_to_end.results import StepResult
 from kernbench.trace.step_parts import PathPart
+from kernbench.validation.end_to_end.results import StepResult
 
 _FITTED = "A100"
 """The GPU that the figures are of."""

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from kernbench.cost.collective_world import resolve_system
 from kernbench.cost.devices import resolve_device
-from kernbench.cost.reference import Table
 from kernbench.input_files import is_file
 from kernbench.topology import load_fabric
 from kernbench.topology.device import DeviceSpec
 from kernbench.topology.system import SystemSpec
+from kernbench.validation.manifests import Table
 
 
 def table_system(table: Table, beside: Path) -> SystemSpec:

@@ -6,10 +6,10 @@ import pytest
 
 from kernbench.cost.devices import resolve_device
 from kernbench.cost.gemm import kernels_of
-from kernbench.end_to_end.left_out import left_out
-from kernbench.end_to_end.published import published
-from kernbench.end_to_end.results import StepResult
 from kernbench.trace.step_parts import PathPart
+from kernbench.validation.end_to_end.left_out import left_out
+from kernbench.validation.end_to_end.published import published
+from kernbench.validation.end_to_end.results import StepResult
 
 ROWS = {row.id: row for row in published()}
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from kernbench.cost.reference import SHIPPED_MANIFEST
-from kernbench.cost.validation import compare_manifest, score
+from kernbench.validation.manifests import SHIPPED_MANIFEST
+from kernbench.validation.scores import compare_manifest, score
 
 PAGE = Path(__file__).parents[2] / "docs" / "accuracy.md"
 

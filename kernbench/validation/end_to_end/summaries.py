@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 
-from kernbench.end_to_end.pairs import Pair
-from kernbench.end_to_end.results import StepResult, score
+from kernbench.validation.end_to_end.pairs import Pair
+from kernbench.validation.end_to_end.results import StepResult, score
 
 
 def scores(title: str, by_group: Mapping[str, Sequence[StepResult]], width: int) -> Iterator[str]:

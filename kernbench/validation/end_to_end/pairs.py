@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
-from kernbench.end_to_end.published import Published
-from kernbench.end_to_end.results import StepResult
+from kernbench.validation.end_to_end.published import Published
+from kernbench.validation.end_to_end.results import StepResult
 
 _TELLING = 0.02
 """Ratios of published figures that are closer to one than this say nothing about a sign."""

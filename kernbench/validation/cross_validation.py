@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from kernbench.cost.comparisons import Comparison, MeasuredTable
 from kernbench.cost.estimate import Floats
-from kernbench.cost.reference import SHIPPED_MANIFEST, Table
-from kernbench.cost.refit import Knob, concerning, constants, knobs, refit
 from kernbench.cost.uncertainty import BANDS, Band, collective_group
-from kernbench.cost.validation import load_manifest
+from kernbench.validation.comparisons import Comparison, MeasuredTable
+from kernbench.validation.manifests import SHIPPED_MANIFEST, Table
+from kernbench.validation.refit import Knob, concerning, constants, knobs, refit
+from kernbench.validation.scores import load_manifest
 
 Key = Callable[[Table], str]
 KEYS: Mapping[str, Key] = {

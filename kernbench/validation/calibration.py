@@ -18,15 +18,15 @@ import yaml
 
 from kernbench.collective_kinds import timed_name
 from kernbench.cost.collective_world import resolve_system
-from kernbench.cost.comparisons import Comparison, MeasuredTable
-from kernbench.cost.fitting import PULL, robust, search
 from kernbench.cost.generations import generation_of
-from kernbench.cost.reference import Table
-from kernbench.cost.table_files import read_log
-from kernbench.cost.validation import Score, load_manifest, measured_collective, score
 from kernbench.errors import ConfigError
 from kernbench.input_files import read_text
 from kernbench.topology.system import SystemSpec
+from kernbench.validation.comparisons import Comparison, MeasuredTable
+from kernbench.validation.fitting import PULL, robust, search
+from kernbench.validation.manifests import Table
+from kernbench.validation.scores import Score, load_manifest, measured_collective, score
+from kernbench.validation.table_files import read_log
 
 LEAST_POINTS = 4
 MOST_PARAMETERS = 4

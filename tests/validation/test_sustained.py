@@ -9,14 +9,14 @@ import pytest
 
 from kernbench.cost import gemm_time
 from kernbench.cost.attention import attention_time
-from kernbench.cost.comparisons import Comparison
 from kernbench.cost.devices import resolve_device
 from kernbench.cost.gemm import kernels_of
 from kernbench.cost.grouped import grouped_gemm_time
 from kernbench.cost.op_estimates import estimate_op
-from kernbench.cost.reference import SHIPPED_MANIFEST, read_manifest
-from kernbench.cost.validation import compare, score
 from kernbench.errors import ConfigError
+from kernbench.validation.comparisons import Comparison
+from kernbench.validation.manifests import SHIPPED_MANIFEST, read_manifest
+from kernbench.validation.scores import compare, score
 
 KINDS = ("sustained_gemm", "grouped_gemm", "attention")
 TABLES = {table.title: table for table in read_manifest(SHIPPED_MANIFEST).tables if table.kind in KINDS}

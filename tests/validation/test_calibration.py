@@ -10,10 +10,10 @@ from click.testing import CliRunner
 
 from kernbench.cli import app
 from kernbench.cost import collective_time, gemm_time
-from kernbench.cost.calibration import MOST_PARAMETERS, parameters_for
-from kernbench.cost.reference import Table
 from kernbench.errors import ConfigError, KernbenchError
 from kernbench.topology import load_system
+from kernbench.validation.calibration import MOST_PARAMETERS, parameters_for
+from kernbench.validation.manifests import Table
 
 SIZES = np.array([1 << 12, 1 << 16, 1 << 24, 1 << 30], dtype=float)
 TRUTH = (

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from kernbench.benches.accuracy_page import replaced
-from kernbench.end_to_end.left_out import left_out
-from kernbench.end_to_end.published import published, selected
-from kernbench.end_to_end.report import report
-from kernbench.end_to_end.results import StepResult, read_results, result_of, score
-from kernbench.end_to_end.runs import run_rows
+from kernbench.validation.end_to_end.left_out import left_out
+from kernbench.validation.end_to_end.published import published, selected
+from kernbench.validation.end_to_end.report import report
+from kernbench.validation.end_to_end.results import StepResult, read_results, result_of, score
+from kernbench.validation.end_to_end.runs import run_rows
 
 RESULTS = Path("docs/end_to_end.json")
 QUICK = ("e043", "e292")

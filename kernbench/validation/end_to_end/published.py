@@ -82,7 +82,7 @@ def published_parallel() -> tuple[Published, ...]:
 
 
 def _read(name: str, row: Callable[[dict[str, str]], Published]) -> tuple[Published, ...]:
-    text = (files("kernbench") / "end_to_end" / "data" / name).read_text(encoding="utf-8")
+    text = (files("kernbench") / "validation" / "end_to_end" / "data" / name).read_text(encoding="utf-8")
     return tuple(map(row, csv.DictReader(text.splitlines())))
 
 

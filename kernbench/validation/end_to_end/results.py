@@ -11,13 +11,13 @@ from typing import NamedTuple
 from pydantic import BaseModel
 
 from kernbench.cost.uncertainty import step_interval
-from kernbench.end_to_end.published import Published
 from kernbench.errors import ConfigError
 from kernbench.input_files import read_json, shown_path
 from kernbench.output_files import write_file
 from kernbench.spec_files import check_json
 from kernbench.sweep.outcome import OK, Outcome
 from kernbench.trace.step_parts import PathPart
+from kernbench.validation.end_to_end.published import Published
 
 FORMAT, VERSION = "kernbench.end-to-end", 1
 

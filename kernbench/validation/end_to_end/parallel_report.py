@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from kernbench.end_to_end.pairs import Pair
-from kernbench.end_to_end.published import GIB, Published
-from kernbench.end_to_end.results import StepResult
-from kernbench.end_to_end.summaries import changes, peaks, scores
+from kernbench.validation.end_to_end.pairs import Pair
+from kernbench.validation.end_to_end.published import GIB, Published
+from kernbench.validation.end_to_end.results import StepResult
+from kernbench.validation.end_to_end.summaries import changes, peaks, scores
 
 _KINDS = ("product", "attention", "memory", "communication")
 

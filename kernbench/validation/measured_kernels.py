@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from kernbench.cost.attention import attention_time
-from kernbench.cost.comparisons import Estimator, MeasuredTable, comparable
 from kernbench.cost.estimate import Estimate, Floats
 from kernbench.cost.gemm import gemm_time, kernels_of
 from kernbench.cost.grouped import grouped_gemm_time
-from kernbench.cost.measured_on import table_device
 from kernbench.cost.memory_bound import memory_bound_time, traffic_of
-from kernbench.cost.reference import Table, gemm_shape, number, operand_dtype, result_dtype, seconds_of
 from kernbench.errors import ConfigError
 from kernbench.topology.dtypes import ITEM_BYTES, canonical_dtype
+from kernbench.validation.comparisons import Estimator, MeasuredTable, comparable
+from kernbench.validation.manifests import Table, gemm_shape, number, operand_dtype, result_dtype, seconds_of
+from kernbench.validation.measured_on import table_device
 
 Rows = Sequence[Mapping[str, str]]
 Times = tuple[Floats, Floats, Floats]

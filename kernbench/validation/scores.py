@@ -11,15 +11,15 @@ import numpy as np
 
 from kernbench.collective_kinds import TIMED, timed_name
 from kernbench.cost.collectives import collective_time
-from kernbench.cost.comparisons import Comparison, Estimator, MeasuredTable, comparable
 from kernbench.cost.estimate import Floats
-from kernbench.cost.measured_kernels import LOADS
-from kernbench.cost.measured_on import table_system
-from kernbench.cost.reference import MEASURED, Table, number, read_manifest, seconds_of, select_rows
-from kernbench.cost.table_files import TableFile, column_name, read_table
 from kernbench.errors import ConfigError
 from kernbench.input_files import expanded, is_file, shortened, shown_path
 from kernbench.topology.problems import MOST_PROBLEMS
+from kernbench.validation.comparisons import Comparison, Estimator, MeasuredTable, comparable
+from kernbench.validation.manifests import MEASURED, Table, number, read_manifest, seconds_of, select_rows
+from kernbench.validation.measured_kernels import LOADS
+from kernbench.validation.measured_on import table_system
+from kernbench.validation.table_files import TableFile, column_name, read_table
 
 # Size bands of the report: name and upper end in bytes.
 BANDS = (("<=64K", 2.0**16), ("<=1M", 2.0**20), ("<=32M", 2.0**25), (">32M", np.inf))

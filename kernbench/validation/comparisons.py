@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from kernbench.cost.estimate import Floats
-from kernbench.cost.reference import Table
 from kernbench.errors import ConfigError
+from kernbench.validation.manifests import Table
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from kernbench.end_to_end.published import Published
+from kernbench.validation.end_to_end.published import Published
 
 
 class Job(NamedTuple):

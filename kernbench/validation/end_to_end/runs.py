@@ -11,13 +11,13 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from kernbench.end_to_end.jobs import Job, job_of
-from kernbench.end_to_end.published import Published
 from kernbench.grid import Point
 from kernbench.sweep.outcome import FAILED, OK, Outcome
 from kernbench.sweep.runner import Progress, StudyRunner
 from kernbench.topology import resolve_topology
 from kernbench.trace.run_result import RunResult
+from kernbench.validation.end_to_end.jobs import Job, job_of
+from kernbench.validation.end_to_end.published import Published
 from kernbench.what_if.process import run_in_process
 
 _HOME = Path(str(files("kernbench")))
@@ -135,6 +135,6 @@ def _text_of_kernbench() -> str:
     configs = home / "configs" if (home / "configs").is_dir() else home.parent / "configs"
     digest = hashlib.sha256()
     for path in sorted([*home.rglob("*.py"), *configs.rglob("*.yaml")]):
-        if home / "end_to_end" not in path.parents and path.parent != home / "programs":
+        if home / "validation" not in path.parents and path.parent != home / "programs":
             digest.update(path.read_bytes())
     return digest.hexdigest()

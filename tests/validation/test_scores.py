@@ -13,10 +13,10 @@ from click.testing import CliRunner
 
 from kernbench.cli import app
 from kernbench.cost import collective_time, gemm_time, memory_bound_time
-from kernbench.cost.comparisons import Comparison
-from kernbench.cost.reference import SHIPPED_MANIFEST, Table, read_manifest
-from kernbench.cost.validation import Score, compare, compare_manifest, score
 from kernbench.errors import ConfigError
+from kernbench.validation.comparisons import Comparison
+from kernbench.validation.manifests import SHIPPED_MANIFEST, Table, read_manifest
+from kernbench.validation.scores import Score, compare, compare_manifest, score
 
 
 @cache

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from kernbench.cost.reference import Table, read_manifest
-from kernbench.cost.table_files import read_log, read_table
-from kernbench.cost.validation import compare_manifest, load
 from kernbench.errors import ConfigError
+from kernbench.validation.manifests import Table, read_manifest
+from kernbench.validation.scores import compare_manifest, load
+from kernbench.validation.table_files import read_log, read_table
 
 # One row of 1 GiB, 8142.6 us out of place and 8141.2 us in place, as it was printed over the years.
 ROWS = {

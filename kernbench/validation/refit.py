@@ -17,10 +17,10 @@ import numpy as np
 from pydantic import BaseModel
 
 from kernbench.cost.collective_constants import GB, LIBRARY, US
-from kernbench.cost.comparisons import Comparison, MeasuredTable
-from kernbench.cost.fitting import robust
 from kernbench.cost.generations import GENERATIONS, TRANSPORTS, by_age
 from kernbench.cost.memory_bound import OPS
+from kernbench.validation.comparisons import Comparison, MeasuredTable
+from kernbench.validation.fitting import robust
 
 _STEPS = (0.4, 0.15, 0.06, 0.025)
 _SWEEPS = 4  # over all knobs with steps of one length, at most

@@ -11,11 +11,11 @@ import pytest
 from kernbench.benches.accuracy_page import replaced
 from kernbench.cost import collective_time, memory_bound_time
 from kernbench.cost.collective_world import resolve_system
-from kernbench.cost.cross_validation import Fold, bands, judged, leave_one_out, with_bands
-from kernbench.cost.reference import Table
-from kernbench.cost.refit import Knob, constants, knobs, refit
 from kernbench.cost.uncertainty import BANDS
-from kernbench.cost.validation import Comparison, MeasuredTable, measured_collective
+from kernbench.validation.cross_validation import Fold, bands, judged, leave_one_out, with_bands
+from kernbench.validation.manifests import Table
+from kernbench.validation.refit import Knob, constants, knobs, refit
+from kernbench.validation.scores import Comparison, MeasuredTable, measured_collective
 
 SHARE = Knob("generation", "hopper", "nvls_share", 0.5, most=1.0)
 BASE = Knob("generation", "hopper", "nvls_base", 20e-6)

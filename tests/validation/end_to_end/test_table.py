@@ -8,16 +8,16 @@ import pytest
 from click.testing import CliRunner
 
 from kernbench.cli import app
-from kernbench.end_to_end.jobs import job_of
-from kernbench.end_to_end.pairs import speedups
-from kernbench.end_to_end.published import GIB, Published, published, selected
-from kernbench.end_to_end.report import report
-from kernbench.end_to_end.results import StepResult, read_results, result_of, score, write_results
-from kernbench.end_to_end.runs import arguments_of
 from kernbench.errors import ConfigError
 from kernbench.sweep.outcome import FAILED, Outcome
 from kernbench.topology import resolve_topology
 from kernbench.trace.step_parts import PathPart
+from kernbench.validation.end_to_end.jobs import job_of
+from kernbench.validation.end_to_end.pairs import speedups
+from kernbench.validation.end_to_end.published import GIB, Published, published, selected
+from kernbench.validation.end_to_end.report import report
+from kernbench.validation.end_to_end.results import StepResult, read_results, result_of, score, write_results
+from kernbench.validation.end_to_end.runs import arguments_of
 
 
 def row(name: str) -> Published:

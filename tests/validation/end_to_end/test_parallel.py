@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from kernbench.benches.accuracy_page import replaced
-from kernbench.end_to_end.jobs import job_of
-from kernbench.end_to_end.parallel_report import parallel_report
-from kernbench.end_to_end.published import GIB, Published, published_parallel, selected
-from kernbench.end_to_end.results import StepResult, read_results, result_of, write_results
-from kernbench.end_to_end.runs import arguments_of, run_rows
 from kernbench.trace.step_parts import PathPart
+from kernbench.validation.end_to_end.jobs import job_of
+from kernbench.validation.end_to_end.parallel_report import parallel_report
+from kernbench.validation.end_to_end.published import GIB, Published, published_parallel, selected
+from kernbench.validation.end_to_end.results import StepResult, read_results, result_of, write_results
+from kernbench.validation.end_to_end.runs import arguments_of, run_rows
 
 RESULTS = Path("docs/end_to_end_parallel.json")
 

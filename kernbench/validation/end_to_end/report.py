@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from kernbench.end_to_end.left_out import left_out
-from kernbench.end_to_end.pairs import speedups
-from kernbench.end_to_end.published import GIB
-from kernbench.end_to_end.results import StepResult, groups
-from kernbench.end_to_end.summaries import changes, peaks, scores
+from kernbench.validation.end_to_end.left_out import left_out
+from kernbench.validation.end_to_end.pairs import speedups
+from kernbench.validation.end_to_end.published import GIB
+from kernbench.validation.end_to_end.results import StepResult, groups
+from kernbench.validation.end_to_end.summaries import changes, peaks, scores
 
 _SHORT = {
     "H100 SXM 96GB HBM2e 2.4TB/s 500W (Grand Teton), 400 Gb/s RDMA per GPU": "H100 96GB 500W",
