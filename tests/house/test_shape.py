@@ -46,7 +46,7 @@ LAYERS = (
     ("options", "precompile", "simulation"),
     ("trace",),
     ("html_report", "torch_backend"),
-    ("compiled_operators", "processes"),
+    ("compiled_operators", "driver_tools", "processes"),
     ("runtime_api",),
     ("autotune", "benching", "explore", "sweep", "testing", "tp"),
     ("what_if",),
@@ -61,7 +61,7 @@ LAYERS = (
 
 INNER = {
     "kernbench.simulation": ("ranks", "time", "memory", "values", "order", "launches", "matching"),
-    "kernbench.torch_backend.gpu": ("tensors", "kernels", "device", "memory", "tools", "names"),
+    "kernbench.torch_backend.gpu": ("tensors", "kernels", "device", "memory", "names"),
 }
 """The rooms within large rooms, from the bottom. Above them are the modules that are in none."""
 

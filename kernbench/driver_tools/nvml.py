@@ -15,9 +15,9 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from kernbench.driver_tools.inventory import Gpu, gpus_of_node, has_smi, told_gpus
 from kernbench.torch_backend.gpu.device.devices import current_device
 from kernbench.torch_backend.gpu.device.software_versions import CUDA, DRIVER
-from kernbench.torch_backend.gpu.tools.inventory import Gpu, gpus_of_node, has_smi, told_gpus
 from kernbench.torch_backend.patches import Patches
 
 LIBRARIES = frozenset({"libnvidia-ml.so.1", "libnvidia-ml.so"})

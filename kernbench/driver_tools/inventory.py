@@ -1,4 +1,4 @@
-"""The GPUs of a rank's node as tools of the driver list them: NVML, ``nvidia-smi``, ``torch.cuda.get_device_properties``."""
+"""The GPUs of a rank's node, and what NVML and ``nvidia-smi`` say of each."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import os
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from kernbench.stand_ins import nvidia_smi
+from kernbench.driver_tools import nvidia_smi
 from kernbench.topology import Topology
 from kernbench.torch_backend.gpu.device.devices import current_device
+from kernbench.torch_backend.gpu.device.identity import bus_of, capability_of
 from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.gpu.device.software_versions import CUDA, DRIVER
 from kernbench.torch_backend.gpu.device.visible_devices import uuid_of
-
-_FIRST_BUS = 0x1B
 
 
 class Gpu(NamedTuple):
@@ -54,11 +53,6 @@ class Gpu(NamedTuple):
         return min(self.total, sum(self.used.values()))
 
 
-def bus_of(index: int) -> int:
-    """The PCI bus of a GPU by its number on its node."""
-    return _FIRST_BUS + index
-
-
 def gpus_of_node(device: RankDevice) -> list[Gpu]:
     """Those of the rank's node, in the order of the node, also those that its program does not see."""
     topology, memories = device.simulation.topology, device.simulation.memories
@@ -85,20 +79,9 @@ def idle_gpus(topology: Topology, node: int = 0) -> list[Gpu]:
     ]  # fmt: skip
 
 
-def capability_of(arch: int | str) -> tuple[int, int]:
-    """Compute capability of an architecture; AMD's report one that programs know."""
-    major, minor = divmod(arch, 10) if isinstance(arch, int) else (9, 4)
-    return major, minor
-
-
 def has_smi(topology: Topology) -> bool:
     """Whether machines with these GPUs have ``nvidia-smi``."""
     return topology.device.target.backend == "cuda"
-
-
-def cuda_version(topology: Topology) -> str | None:
-    """What ``torch.version.cuda`` says beside these GPUs."""
-    return ".".join(map(str, CUDA)) if has_smi(topology) else None
 
 
 def variables_of(gpus: list[Gpu]) -> dict[str, str]:

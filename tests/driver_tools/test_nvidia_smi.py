@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from kernbench.stand_ins import nvidia_smi
+from kernbench.driver_tools import nvidia_smi
 
 GPUS = [
     {
