@@ -15,13 +15,13 @@ import re
 from pathlib import Path
 
 from kernbench.commands.validate_tables import report
-from kernbench.cost.reference import SHIPPED_MANIFEST
-from kernbench.cost.validation import compare_manifest
-from kernbench.end_to_end.parallel_report import parallel_report
-from kernbench.end_to_end.published import published, published_parallel
-from kernbench.end_to_end.report import report as steps_report
-from kernbench.end_to_end.results import read_results
 from kernbench.output_files import write_file
+from kernbench.validation.end_to_end.parallel_report import parallel_report
+from kernbench.validation.end_to_end.published import published, published_parallel
+from kernbench.validation.end_to_end.report import report as steps_report
+from kernbench.validation.end_to_end.results import read_results
+from kernbench.validation.manifests import SHIPPED_MANIFEST
+from kernbench.validation.scores import compare_manifest
 
 
 def replaced(page: str, name: str, text: str) -> str:

@@ -13,10 +13,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from kernbench.cost.comparisons import Comparison
-from kernbench.cost.cross_validation import KEYS, Fold, bands, judged, leave_one_out
-from kernbench.cost.validation import Score, score
 from kernbench.output_files import write_file
+from kernbench.validation.comparisons import Comparison
+from kernbench.validation.cross_validation import KEYS, Fold, bands, judged, leave_one_out
+from kernbench.validation.scores import Score, score
 
 KINDS = ("collective", "gemm", "memory_bound")
 

@@ -20,11 +20,11 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from kernbench.cost import data
 from kernbench.errors import KernbenchError
 from kernbench.input_files import read_json
 from kernbench.plurals import counted
 from kernbench.spec_files import check_json
+from kernbench.validation import data
 
 _DATA = Path(next(iter(data.__path__)))
 SHIPPED, SHIPPED_STEPS = _DATA / "h100_kernels.json", _DATA / "h100_steps.json"

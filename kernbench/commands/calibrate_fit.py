@@ -8,11 +8,11 @@ from pathlib import Path
 import click
 import numpy as np
 
-from kernbench.cost.calibration import calibrate, measure_log, measure_manifest, system_document
-from kernbench.cost.comparisons import Comparison
 from kernbench.input_files import resolved
 from kernbench.output_files import write_file
 from kernbench.plurals import counted
+from kernbench.validation.calibration import calibrate, measure_log, measure_manifest, system_document
+from kernbench.validation.comparisons import Comparison
 
 BAD_FIT = 0.2
 """Median error beyond which a fit is called bad: several times what the shipped systems have."""

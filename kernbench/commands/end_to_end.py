@@ -8,12 +8,12 @@ from pathlib import Path
 import click
 
 from kernbench.commands.points_bar import points_bar
-from kernbench.end_to_end.parallel_report import parallel_report
-from kernbench.end_to_end.published import published, published_parallel, selected
-from kernbench.end_to_end.report import report
-from kernbench.end_to_end.results import merged, read_results, result_of, write_results
-from kernbench.end_to_end.runs import run_rows
 from kernbench.input_files import exists
+from kernbench.validation.end_to_end.parallel_report import parallel_report
+from kernbench.validation.end_to_end.published import published, published_parallel, selected
+from kernbench.validation.end_to_end.report import report
+from kernbench.validation.end_to_end.results import merged, read_results, result_of, write_results
+from kernbench.validation.end_to_end.runs import run_rows
 
 
 def validate_end_to_end(

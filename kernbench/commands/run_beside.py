@@ -18,9 +18,9 @@ from kernbench.environment_variables import variables_set
 from kernbench.processes.gate import INHERITED, listening
 from kernbench.runtime_api.joining import ADDRESS, TAKEN, taken, variables_of
 from kernbench.topology import Topology
+from kernbench.torch_backend.gpu.device.software_versions import cuda_version
 from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus
 from kernbench.torch_backend.gpu.names.cuda_names import properties_of
-from kernbench.torch_backend.gpu.tools import inventory
 
 _BEGIN = "import sys; sys.path.insert(0, {0!r}); import kernbench.cli; sys.path.remove({0!r}); kernbench.cli.main()"
 
@@ -53,7 +53,7 @@ class RunBeside:
             pass_fds=[listener.fileno()],
         )  # fmt: skip
         listener.close()
-        gpu, cuda = vars(properties_of(self._topology)), inventory.cuda_version(self._topology)
+        gpu, cuda = vars(properties_of(self._topology)), cuda_version(self._topology)
         values = variables_of(str(address), NodeGpus.of(self._topology), os.environ, gpu, cuda)
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
             values[TAKEN] = taken("", os.environ["RANK"], os.environ["WORLD_SIZE"])

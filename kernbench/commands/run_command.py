@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kernbench.driver_tools import nvidia_smi
 from kernbench.errors import ConfigError, KernbenchError
-from kernbench.stand_ins import nvidia_smi
 
 if TYPE_CHECKING:
     from kernbench.commands.run_failures import ShownFailures
@@ -101,12 +101,13 @@ class RankCommand:
     @contextmanager
     def _started(self, address: str, topology: Topology, more: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
         """The command's process, with ``more`` environment variables; it has ended when the block has."""
+        from kernbench.driver_tools import inventory
         from kernbench.runtime_api.joining import variables_of
+        from kernbench.torch_backend.gpu.device.software_versions import cuda_version
         from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus
         from kernbench.torch_backend.gpu.names.cuda_names import properties_of
-        from kernbench.torch_backend.gpu.tools import inventory
 
-        gpu, cuda = vars(properties_of(topology)), inventory.cuda_version(topology)
+        gpu, cuda = vars(properties_of(topology)), cuda_version(topology)
         told = variables_of(address, NodeGpus.of(topology), os.environ, gpu, cuda)
         environ = {**os.environ, **told, **more, "PATH": _path(os.environ)}
         if inventory.has_smi(topology):

@@ -55,8 +55,8 @@ def command(
     if names or parallel:
         raise ConfigError(f"{'--only' if names else '--parallel'} is for --end-to-end")
     from kernbench.commands.validate_tables import as_json, draw, report
-    from kernbench.cost.reference import SHIPPED_MANIFEST
-    from kernbench.cost.validation import compare_manifest
+    from kernbench.validation.manifests import SHIPPED_MANIFEST
+    from kernbench.validation.scores import compare_manifest
 
     comparisons = compare_manifest(manifest or SHIPPED_MANIFEST)
     click.echo(report(comparisons))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kernbench.cost.comparisons import Comparison
-from kernbench.cost.validation import BANDS, Score, score
 from kernbench.errors import ConfigError
 from kernbench.output_files import make_folder, replacing
+from kernbench.validation.comparisons import Comparison
+from kernbench.validation.scores import BANDS, Score, score
 
 _GROUPS = ("collective", "gemm", "sustained_gemm", "grouped_gemm", "attention", "memory_bound")
 

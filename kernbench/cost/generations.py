@@ -3,7 +3,7 @@
 
 A device names its generation (``generation: hopper``, or the path of a YAML file); one that names none is taken for the
 newest of its backend that is not newer than what Triton compiles for. The files have microseconds and GB/s, as the
-figures were fitted; here all is SI. The tables change only while constants are fitted (:mod:`kernbench.cost.refit`).
+figures were fitted; here all is SI. The tables change only while constants are fitted (:mod:`kernbench.validation.refit`).
 """
 
 from __future__ import annotations

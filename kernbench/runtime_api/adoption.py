@@ -20,6 +20,8 @@ from typing import Any
 
 import torch
 
+from kernbench.driver_tools import nvidia_smi
+from kernbench.driver_tools.inventory import has_smi
 from kernbench.errors import KernbenchError
 from kernbench.runtime_api import started_processes
 from kernbench.runtime_api.context import RuntimeContext, simulate
@@ -30,11 +32,9 @@ from kernbench.scheduler import Rank
 from kernbench.scheduler.carrier import current_carrier
 from kernbench.simulation.ranks.failures import SpawnException
 from kernbench.simulation.simulation import Simulation
-from kernbench.stand_ins import nvidia_smi
 from kernbench.topology import TopologyHandle
 from kernbench.torch_backend.environment import Environment
 from kernbench.torch_backend.gpu.kernels import program_kernels
-from kernbench.torch_backend.gpu.tools.inventory import has_smi
 from kernbench.torch_backend.patches import Patches
 
 DRIVER_THREAD = "kernbench-driver"

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from kernbench.driver_tools.before_joining import let_load_nvml
 from kernbench.errors import KernbenchError
 from kernbench.input_files import whole_number
 from kernbench.runtime_api import start_up
@@ -86,6 +87,7 @@ def at_import_of_torch(generators: Generators) -> None:
     generators = {**generators, "torch": (read, read())}
     properties = json.loads(os.environ.get(PROPERTIES, "{}"))
     gpus = NodeGpus(*json.loads(os.environ.get(GPUS, "[0]")))
+    let_load_nvml()
     late_joining.install(
         lambda rank, size: _join_late(rank, size, _used(generators)), _named, gpus, properties, os.environ.get(CUDA)
     )

@@ -27,9 +27,9 @@ from kernbench.runtime_api.context import RuntimeContext
 from kernbench.runtime_api.spawned_ranks import SpawnedRanks, with_arguments
 from kernbench.scheduler import RaisedElsewhere, user_traceback
 from kernbench.scheduler.crew import current_member
+from kernbench.torch_backend.gpu.device.software_versions import cuda_version
 from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus
 from kernbench.torch_backend.gpu.names.cuda_names import properties_of
-from kernbench.torch_backend.gpu.tools import inventory
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.process_groups import late_joining
 from kernbench.torch_backend.rank_state import marked_source
@@ -222,7 +222,7 @@ def run_once(
     started_processes.install(patches, remark, spawned.spawn, let_join)
     if adoption is None:
         topology = ctx.simulation.topology
-        gpu, cuda = vars(properties_of(topology)), inventory.cuda_version(topology)
+        gpu, cuda = vars(properties_of(topology)), cuda_version(topology)
         late_joining.tell(patches, NodeGpus.of(topology), gpu, cuda, NO_RANK)
     try:
         with (

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from greenlet import getcurrent
 
+from kernbench.driver_tools.system_tools import SystemTools
 from kernbench.errors import ConfigError, KernbenchError
 from kernbench.processes import start as processes
 from kernbench.processes.joined import Company, Joined
@@ -169,11 +170,15 @@ class Multiprocessing:
         if program.isolation == "greenlet":
             environment = GreenletEnvironment(self._devices)
         else:
-            environment = Environment(self._devices, program.per_rank_modules if program.isolation == "carrier" else ())
+            modules = program.per_rank_modules if program.isolation == "carrier" else ()
+            environment = Environment(self._devices, self._tools(), modules)
             if self.configure is not None:
                 self.configure(environment)
         self._open(environment)
         return environment
+
+    def _tools(self) -> SystemTools:
+        return SystemTools(self._simulation.topology)
 
     def _open_hosts(
         self, nprocs: int, clock: float, folding: Folding | None = None, driven: Sequence[int] = ()
@@ -210,7 +215,7 @@ class Multiprocessing:
         simulation, company = self._simulation, Company(by_rank, launcher, keeper)
         until.callback(company.close)
         self._open_hosts(len(by_rank), simulation.now())
-        self._open(Environment(self._devices))
+        self._open(Environment(self._devices, self._tools()))
         bodies = processes.relay(simulation, company, keeper)
         simulation.scheduler.start(bodies, isolation="process", indices=list(by_rank))
         try:
@@ -226,7 +231,7 @@ class Multiprocessing:
         """
         self._open_hosts(nprocs, seat.welcome.clock, driven=seat.welcome.driven)
         self._simulation.world.apart = True
-        environment = Environment(self._devices, alone=True)
+        environment = Environment(self._devices, self._tools(), alone=True)
         environment.state.variables = lambda rank: {}  # it has those that it was started with
         self._open(environment)
         join(seat, self._simulation, environment, stores.innermost(), keep)

@@ -9,9 +9,9 @@ import pytest
 
 from kernbench.errors import KernbenchError
 from kernbench.runtime_api.context import simulate
+from kernbench.testing.distributed_cases import SimulatedTestCases, patched_classes, see_devices
 from kernbench.testing.ranks import RANK
 from kernbench.topology import TopologyHandle, resolve_topology
-from kernbench.torch_backend.distributed_cases import SimulatedTestCases, patched_classes, see_devices
 from kernbench.torch_backend.environment import Environment
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.rank_state.output import rank_streams

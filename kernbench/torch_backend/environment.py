@@ -9,21 +9,20 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
 import torch.distributed.distributed_c10d
 
-from kernbench.stand_ins import nvidia_smi
 from kernbench.torch_backend.compiled import described_gpu
 from kernbench.torch_backend.features import checkpoint_files, compiling, file_times, saved_devices
 from kernbench.torch_backend.gpu.device.devices import HostDevices
+from kernbench.torch_backend.gpu.device.software_versions import cuda_version
 from kernbench.torch_backend.gpu.memory import replaced_data
 from kernbench.torch_backend.gpu.tensors import pinning
-from kernbench.torch_backend.gpu.tools import inventory, nvml
 from kernbench.torch_backend.hollow import sinks
 from kernbench.torch_backend.modes import plain_torch
 from kernbench.torch_backend.operations.recorder import open_recorder
@@ -73,10 +72,26 @@ def _start_autograd() -> None:
         torch.ones((), device="cpu", requires_grad=True).backward()
 
 
+class DriverTools(Protocol):
+    """What ranks find of the tools of a GPU's driver (:mod:`kernbench.driver_tools`)."""
+
+    def install(self, patches: Patches) -> None:
+        """Let ranks load its libraries."""
+
+    def search_path(self, path: str) -> str:
+        """``PATH`` of a rank for that of main."""
+        ...
+
+    def variables_of_children(self, environ: Mapping[str, str]) -> dict[str, str]:
+        """What else the environment of a process says that the current rank starts with these variables."""
+        ...
+
+
 class Environment:
     """Torch for the ranks of one spawn.
 
     Args:
+        tools: of the driver.
         per_rank_modules: prefixes of modules of which each rank has globals of its own.
         alone: whether this process is one rank's, and may have been forked: OpenMP's threads are not started.
 
@@ -84,9 +99,12 @@ class Environment:
         state: what torch and Python keep per process.
     """
 
-    def __init__(self, devices: HostDevices, per_rank_modules: Sequence[str] = (), *, alone: bool = False) -> None:
+    def __init__(
+        self, devices: HostDevices, tools: DriverTools, per_rank_modules: Sequence[str] = (), *, alone: bool = False
+    ) -> None:
         simulation = devices.simulation
         self._host_devices = devices
+        self._tools = tools
         self._patches = Patches()
         self._alone = alone
         self._threads = torch.get_num_threads()
@@ -98,9 +116,8 @@ class Environment:
         self._interpreter = InterpreterState()
         self._replaced = ReplacedNames.take()
         self.state = ProcessState(simulation, simulation.world.size, per_rank_modules, self._replaced.generators)
-        self.state.of_children = inventory.variables_of_children
-        if inventory.has_smi(simulation.topology):
-            self.state.search_path = nvidia_smi.on_path
+        self.state.of_children = tools.variables_of_children
+        self.state.search_path = tools.search_path
         self._imports = StockImports(self._patches, self._lifted, self.state, marks=not simulation.engine.enable_data)
 
     # -- life --------------------------------------------------------------------------------------------------------
@@ -135,10 +152,10 @@ class Environment:
             checkpoint_files.install(self._patches, self._host_devices.simulation)
             saved_devices.install(self._patches)
             file_times.install(self._patches, self._host_devices.simulation)
-            nvml.install(self._patches)
+            self._tools.install(self._patches)
             if not self._host_devices.simulation.engine.enable_data:
                 sinks.install(self._patches)
-            self._patches.set(torch.version, "cuda", inventory.cuda_version(self._host_devices.simulation.topology))
+            self._patches.set(torch.version, "cuda", cuda_version(self._host_devices.simulation.topology))
             if self._host_devices.simulation.order is not None:
                 replaced_data.install(self._patches)
             self.state.open(self._patches)

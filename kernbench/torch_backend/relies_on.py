@@ -1,4 +1,4 @@
-"""What the modules of this room rely on in torch and Python beyond what those document: data that a test walks.
+"""What kernbench relies on in torch and Python beyond what those document: data that a test walks.
 
 A module that uses another package's private names, or counts on how something is done, says so in ``RELIES_ON``: a tuple of
 :class:`Reliance`. ``python -m kernbench.torch_backend.relies_on`` looks each of them up in the torch that is installed and
@@ -89,6 +89,10 @@ class Reliance:
 _PY_TPFLAGS_BASETYPE = 1 << 10  # Include/object.h
 
 
+_ELSEWHERE = ("kernbench.testing.distributed_cases",)
+"""Modules of rooms above this one that use torch's private names: of torch's own test cases, which no run needs."""
+
+
 @contextmanager
 def _imports_log_nothing() -> Iterator[None]:
     """Parts of torch that a run does not import say at their import, without a GPU, that a build for CUDA finds no CUDA."""
@@ -172,11 +176,11 @@ def fit(replaced: Mapping[str, Any]) -> Callable[[ModuleType], bool]:
 
 
 def modules() -> list[ModuleType]:
-    """Every module of this room."""
+    """Every module of this room, and those of others that use torch's private names."""
     import kernbench.torch_backend as room
 
-    found = pkgutil.walk_packages(room.__path__, room.__name__ + ".")
-    return [importlib.import_module(each.name) for each in found if each.name != __name__]
+    found = [each.name for each in pkgutil.walk_packages(room.__path__, room.__name__ + ".")]
+    return [importlib.import_module(name) for name in (*found, *_ELSEWHERE) if name != __name__]
 
 
 def reliances() -> dict[str, tuple[Reliance, ...]]:

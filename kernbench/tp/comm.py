@@ -12,8 +12,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from kernbench.scheduler.carrier import has_own_thread
-from kernbench.simulation.active_simulation import current_owner, current_simulation
+from kernbench.runtime_api import running_rank
 
 Group = Any
 """A process group, or :data:`SOLO`."""
@@ -54,24 +53,22 @@ def world_size() -> int:
     """Ranks of the world; 1 where no process group has been initialised."""
     if _torch_is_up():
         return dist.get_world_size()
-    simulation = current_simulation()
-    return 1 if simulation is None or current_owner() is None else simulation.world.size
+    return running_rank.rank_count()
 
 
 def world_rank() -> int:
     """This rank's number in the world."""
     if _torch_is_up():
         return dist.get_rank()
-    owner = current_owner()
-    return 0 if owner is None or owner.rank is None else owner.rank
+    return running_rank.rank_number()
 
 
 def new_group(ranks: Sequence[int]) -> Group:
     """A group of ranks of the world. Every rank calls this for every group, in the same order."""
     if _torch_is_up():
         return dist.new_group(list(ranks))
-    simulation = current_simulation()
-    return SOLO if simulation is None or current_owner() is None else simulation.distributed.new_group(list(ranks))
+    group = running_rank.group_of(ranks)
+    return SOLO if group is None else group
 
 
 def group_size(group: Group) -> int:
@@ -95,13 +92,12 @@ def group_ranks(group: Group) -> list[int]:
 def can_differentiate() -> bool:
     """Whether a collective may run inside an autograd function. Not on a greenlet rank: it would switch to another rank
     in the middle of torch's C++ frames and with grad mode off. Carriers and real processes may."""
-    return current_owner() is None or has_own_thread()
+    return running_rank.has_thread()
 
 
 def has_values() -> bool:
     """False in a simulation that models time only: what tensors hold does not matter there."""
-    simulation = current_simulation()
-    return simulation is None or simulation.engine.enable_data
+    return running_rank.has_values()
 
 
 # -- collectives -----------------------------------------------------------------------------------------------------

@@ -11,8 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from kernbench.simulation.active_simulation import current_owner
-from kernbench.simulation.ranks.hosts import Host
+from kernbench.runtime_api.running_rank import running_rank
 
 T = TypeVar("T")
 
@@ -22,25 +21,25 @@ class PerRank(Generic[T]):
 
     def __init__(self, factory: Callable[[], T]) -> None:
         self._factory = factory
-        self._by_rank: weakref.WeakKeyDictionary[Host, T] = weakref.WeakKeyDictionary()
+        self._by_rank: weakref.WeakKeyDictionary[object, T] = weakref.WeakKeyDictionary()
         self._process: list[T] = []
 
     def get(self) -> T:
         """The running rank's value, or the process's."""
-        owner = current_owner()
-        if owner is None:
+        rank = running_rank()
+        if rank is None:
             if not self._process:
                 self._process.append(self._factory())
             return self._process[0]
-        value = self._by_rank.get(owner)
+        value = self._by_rank.get(rank)
         if value is None:
-            value = self._by_rank[owner] = self._factory()
+            value = self._by_rank[rank] = self._factory()
         return value
 
     def reset(self) -> None:
         """Forget the running rank's value: the next :meth:`get` makes a fresh one."""
-        owner = current_owner()
-        if owner is None:
+        rank = running_rank()
+        if rank is None:
             self._process.clear()
         else:
-            self._by_rank.pop(owner, None)
+            self._by_rank.pop(rank, None)

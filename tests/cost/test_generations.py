@@ -6,10 +6,10 @@ import pytest
 
 from kernbench.cost import collective_time, gemm_time, memory_bound_time
 from kernbench.cost.generations import GENERATIONS, TRANSPORTS, by_age, generation_of
-from kernbench.cost.refit import Knob, constants
 from kernbench.errors import ConfigError
 from kernbench.topology import load_device, load_system, shipped_devices, shipped_systems
 from kernbench.topology.shipped import config_root
+from kernbench.validation.refit import Knob, constants
 
 OF = {
     "a100_sxm": "ampere", "a40": "ampere", "b200": "blackwell", "gb200": "blackwell", "gh200": "hopper",

@@ -28,7 +28,6 @@ LAYERS = (
         "version",
     ),
     ("input_files",),
-    ("programs",),
     (
         "callable_module",
         "collective_kinds",
@@ -46,11 +45,11 @@ LAYERS = (
     ("options", "precompile", "simulation"),
     ("trace",),
     ("html_report", "torch_backend"),
-    ("compiled_operators", "processes"),
+    ("compiled_operators", "driver_tools", "processes"),
     ("runtime_api",),
-    ("autotune", "benching", "explore", "sweep", "testing", "tp"),
+    ("autotune", "benching", "explore", "programs", "sweep", "testing", "tp"),
     ("what_if",),
-    ("end_to_end",),
+    ("validation",),
     ("kernbench",),
     ("commands",),
     ("cli",),
@@ -61,12 +60,18 @@ LAYERS = (
 
 INNER = {
     "kernbench.simulation": ("ranks", "time", "memory", "values", "order", "launches", "matching"),
-    "kernbench.torch_backend.gpu": ("tensors", "kernels", "device", "memory", "tools", "names"),
+    "kernbench.torch_backend.gpu": ("tensors", "kernels", "device", "memory", "names"),
 }
 """The rooms within large rooms, from the bottom. Above them are the modules that are in none."""
 
 UPWARD = {("triton_engine", "torch_backend")}
 """Rooms that import from a higher one: Triton's values are computed outside of torch's modes, which are the backend's."""
+
+LIBRARIES = {"programs": {"commands"}, "tp": {"benches"}}
+"""Rooms of programs that run on a GPU as they are, and the rooms that may import them. The simulator is none of those."""
+
+OFFERED = {"errors", "input_files", "reporting", "runtime_api.running_rank", "topology", "triton_engine"}
+"""What libraries import of the simulator, which they run without, too."""
 
 BENCHES = "benches"
 """Programs that measure the house from within: their classes are their own, and what they measure may be private."""
@@ -122,6 +127,20 @@ def test_imports_within_a_room_point_downward(house: Package, whole: str) -> Non
         if module.startswith(f"{whole}.") and other.startswith(f"{whole}.") and floor(module) < floor(other)
     ]
     assert upward == []
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_libraries_of_programs_are_beside_the_simulator(house: Package, library: str) -> None:
+    users = {house.room(module) for module, others in house.imports.items() if library in map(house.room, others)}
+    assert users == {library, *LIBRARIES[library]}
+    imported = {
+        other.partition(".")[2]
+        for module, others in house.imports.items()
+        if house.room(module) == library
+        for other in others
+        if house.room(other) != library
+    }
+    assert {name for name in imported if not any(f"{name}.".startswith(f"{each}.") for each in OFFERED)} == set()
 
 
 def test_private_names_stay_in_their_module(house: Package) -> None:

@@ -26,13 +26,13 @@ from kernbench.ccl.config import load_ccl_config
 from kernbench.ccl.registry import algorithm_module
 from kernbench.cli import app
 from kernbench.cost.generations import generation_of
-from kernbench.cost.table_files import read_table
 from kernbench.names import ALGORITHM
 from kernbench.precompile.record import Record
 from kernbench.sweep.journal import Journal
 from kernbench.topology import load_device
 from kernbench.topology.shipped import config_root
 from kernbench.trace.run_result import read_result
+from kernbench.validation.table_files import read_table
 from tests.reliability.hostile import PARTS, mutated, mutated_text, run_hostile, run_hostile_command
 
 CONFIGS = config_root()

@@ -22,8 +22,6 @@ from hypothesis import strategies as st
 
 from kernbench.commands.serve import check_engine
 from kernbench.cost.selection import choose
-from kernbench.end_to_end.published import published
-from kernbench.end_to_end.results import FORMAT, VERSION, read_results
 from kernbench.explore.exhaustive import bound_of
 from kernbench.explore.search import schedules
 from kernbench.html_report import read_page
@@ -38,6 +36,8 @@ from kernbench.testing.declared import OPTIONS
 from kernbench.testing.declared import settings as settings_of
 from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus
 from kernbench.trace.serving_figures import limits_of
+from kernbench.validation.end_to_end.published import published
+from kernbench.validation.end_to_end.results import FORMAT, VERSION, read_results
 from kernbench.what_if.templates import Template
 from tests.reliability.hostile import PARTS, TOKENS, mutated, mutated_text, run_hostile
 

@@ -46,7 +46,7 @@ def host_seconds(call: Callable[[], Any]) -> float:
 @pytest.mark.parametrize(("system", "least"), [("dgx_a100", 2e-6), ("dgx_h100", 1.2e-6)])
 def test_small_kernels_of_a_graph_take_what_they_are_measured_to(system: str, least: float) -> None:
     """The least median of fp16 additions in Vidur's table, whole microseconds: 2 on A100. From one of the smallest kernels to
-    the next 1.2 on an H100 (kernbench/cost/data/h100_kernels.json)."""
+    the next 1.2 on an H100 (kernbench/validation/data/h100_kernels.json)."""
     took: list[float] = []
 
     def worker(rank: int) -> None:

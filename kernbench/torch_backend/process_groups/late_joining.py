@@ -5,7 +5,6 @@ Until then torch is torch's own, but for questions about GPUs that programs ask 
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
 import sys
@@ -19,7 +18,6 @@ import torch.distributed.distributed_c10d
 
 from kernbench.errors import KernbenchError
 from kernbench.input_files import whole_number
-from kernbench.stand_ins import nvidia_smi
 from kernbench.torch_backend.gpu.device import software_versions
 from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus
 from kernbench.torch_backend.patches import Patches
@@ -66,7 +64,6 @@ def install(
     waiting = _Waiting(join, named, gpus)
     for owner, name, value in _told(waiting, properties, cuda):
         setattr(owner, name, value)
-    _let_load_nvml()
     stock: Any = torch.distributed.init_process_group
     init_process_group = waiting.before(stock)
     for owner_name in _OWNERS:
@@ -112,23 +109,6 @@ def _told(waiting: _Waiting, properties: Mapping[str, Any] | None, cuda: str | N
 def _asks_for_torch(frame: Any) -> bool:
     """Whether a module of torch's asks, which is about to import what only builds for CUDA have."""
     return str(frame.f_globals.get("__name__")).partition(".")[0] == "torch"
-
-
-def _let_load_nvml() -> None:
-    """Packages list GPUs by the driver's library before they start the processes that use one."""
-    stock: Any = ctypes.CDLL.__init__
-
-    @functools.wraps(stock)
-    def load(self: Any, name: Any, *args: Any, **kwargs: Any) -> None:
-        known = isinstance(name, str | bytes) and os.path.basename(os.fsdecode(name)).startswith("libnvidia-ml.so")
-        if not known or nvidia_smi.VARIABLE not in os.environ:
-            stock(self, name, *args, **kwargs)
-            return
-        from kernbench.torch_backend.gpu.tools import nvml  # here: it has much of the simulation's code with it
-
-        nvml.loaded(self, name)
-
-    ctypes.CDLL.__init__ = load  # type: ignore[method-assign]
 
 
 def _told_of(waiting: _Waiting, gpu: SimpleNamespace) -> dict[str, Any]:

@@ -21,8 +21,8 @@ import torch
 import torch.distributed as dist
 
 from kernbench.simulation.simulation import Simulation
+from kernbench.torch_backend.gpu.device.identity import capability_of
 from kernbench.torch_backend.gpu.kernels.attention_choice import first_order
-from kernbench.torch_backend.gpu.tools.inventory import capability_of
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.rank_state import child_environment, loggers, mocks, precisions
 from kernbench.torch_backend.rank_state.interpreter import ANOMALY, DETERMINISTIC

@@ -7,16 +7,16 @@ import functools
 import torch
 
 from kernbench import triton_engine
-from kernbench.simulation.active_simulation import current_simulation
+from kernbench.runtime_api.running_rank import simulated_device
 from kernbench.topology import load_device, resolve_topology, shipped_devices
 from kernbench.topology.device import DeviceSpec
 
 
 def target_device(tensor: torch.Tensor) -> DeviceSpec:
     """The device that tiles are chosen for: the simulated SIP, the real GPU, else the SIP of the default system."""
-    simulation = current_simulation()
-    if simulation is not None:
-        return simulation.topology.device
+    simulated = simulated_device()
+    if simulated is not None:
+        return simulated
     if tensor.is_cuda:
         return _gpu(tensor.device.index or 0)
     return _default()

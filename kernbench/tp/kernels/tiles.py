@@ -26,8 +26,8 @@ from dataclasses import dataclass
 
 import torch
 
-from kernbench.simulation.memory.tensor_queries import short_dtype
 from kernbench.topology.device import DeviceSpec
+from kernbench.topology.dtypes import canonical_dtype
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,14 @@ _STEPS = (16, 32, 64, 128)
 _STAGES = (2, 3, 4)
 
 
+def _format(dtype: torch.dtype) -> str:
+    """As descriptions of devices call it; one that they do not list counts as fp32."""
+    try:
+        return canonical_dtype(dtype)
+    except ValueError:
+        return "fp32"
+
+
 def _warps(m: int, n: int) -> int:
     """Warps (of 32 threads) such that each holds at most 64 x 64 results, between 1 and 8."""
     return max(1, min(8, m * n // 2048))
@@ -78,7 +86,7 @@ def tile_seconds(tile: Tile, rows: int, columns: int, inner: int, dtype: torch.d
     if device.cubes is None and device.l2 is not None:
         shared = device.l2.bandwidth / pes
     steps = -(-inner // tile.k)
-    compute = 2 * tile.m * tile.n * steps * tile.k / (device.matrix_rate(short_dtype(dtype)) / pes)
+    compute = 2 * tile.m * tile.n * steps * tile.k / (device.matrix_rate(_format(dtype)) / pes)
     feed = steps * step_bytes / device.pe.tcm.bandwidth
     fetch = steps * step_bytes / shared
     in_flight = min(1.0, (tile.stages - 1) * step_bytes / (shared * device.hbm.latency))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from kernbench.topology import Topology
+
 DRIVER = "580.65.06"
 CUDA = (13, 0)
 """The newest CUDA that the driver serves."""
@@ -17,3 +19,8 @@ ARCHITECTURES = ("sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120")
 def nccl_version() -> tuple[int, int, int]:
     """``torch.cuda.nccl.version``."""
     return NCCL
+
+
+def cuda_version(topology: Topology) -> str | None:
+    """What ``torch.version.cuda`` says beside these GPUs: none beside AMD's."""
+    return ".".join(map(str, CUDA)) if topology.device.target.backend == "cuda" else None

@@ -18,12 +18,12 @@ from kernbench.topology import Topology
 from kernbench.torch_backend.gpu.device import streams
 from kernbench.torch_backend.gpu.device.devices import are_there, bound_devices, current_device
 from kernbench.torch_backend.gpu.device.generators import DefaultGenerators
+from kernbench.torch_backend.gpu.device.identity import bus_of, capability_of
 from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.gpu.device.software_versions import ARCHITECTURES, CUDNN, nccl_version
 from kernbench.torch_backend.gpu.device.visible_devices import uuid_of
 from kernbench.torch_backend.gpu.memory import memory_pools
 from kernbench.torch_backend.gpu.names import cuda_comm, cuda_graphs, cuda_runtime
-from kernbench.torch_backend.gpu.tools.inventory import bus_of, capability_of
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance, fit
 

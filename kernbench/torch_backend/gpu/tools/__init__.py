@@ -1,1 +1,0 @@
-"""What tools of the driver say of simulated GPUs."""
