@@ -160,8 +160,8 @@ def test_tensors_on_several_devices_are_refused(kind):
             layer(x.cuda())
         with pytest.raises(RuntimeError, match="found input tensor at cpu and parameter tensor at cuda:0"):
             layer.cuda()(x)
+        state = torch.zeros(1, 2, 4)
         with pytest.raises(RuntimeError, match="found input tensor at cuda:0 and hidden tensor at cpu"):
-            state = torch.zeros(1, 2, 4)
             layer(x.cuda(), (state, state) if kind == "LSTM" else state)
         return True
 

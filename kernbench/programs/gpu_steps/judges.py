@@ -175,14 +175,14 @@ def windows(batch: int) -> Step:
     """Attention in windows that are shifted by rolls, with a bias that is gathered."""
     width, heads, side, window = 192, 6, 56, 7
     with torch.device("cuda"):
-        layers = nn.ModuleList(
+        layers = [
             nn.ModuleDict({
                 "norm": nn.LayerNorm(width), "qkv": nn.Linear(width, 3 * width), "out": nn.Linear(width, width),
                 "norm_2": nn.LayerNorm(width), "up": nn.Linear(width, 4 * width), "down": nn.Linear(4 * width, width),
                 "bias": nn.Embedding((2 * window - 1) ** 2, heads),
             })
             for _ in range(6)
-        )  # fmt: skip
+        ]  # fmt: skip
         images, index = (
             torch.randn(batch, side, side, width),
             torch.randint((2 * window - 1) ** 2, (window**2, window**2)),
@@ -209,22 +209,23 @@ def windows(batch: int) -> Step:
             x = x + layer["down"](F.gelu(layer["up"](layer["norm_2"](x))))
         return x.float().pow(2).mean()
 
-    return training(layers, loss, torch.optim.AdamW(layers.parameters(), lr=1e-4), dtype=BF16)
+    model = nn.ModuleList(layers)
+    return training(model, loss, torch.optim.AdamW(model.parameters(), lr=1e-4), dtype=BF16)
 
 
 def growing_cache(batch: int, length: int) -> Step:
     """Decoding as a library does it, eagerly: each layer's keys and values grow by concatenation."""
     width, heads, kv, layers = 2048, 16, 4, 12
     with torch.device("cuda"):
-        blocks = nn.ModuleList(
+        blocks = [
             nn.ModuleDict({
                 "norm": nn.RMSNorm(width), "q": nn.Linear(width, width, bias=False), "k": nn.Linear(width, 512, bias=False),
                 "v": nn.Linear(width, 512, bias=False), "o": nn.Linear(width, width, bias=False), "norm_2": nn.RMSNorm(width),
                 "gate": nn.Linear(width, 5632, bias=False), "up": nn.Linear(width, 5632, bias=False),
                 "down": nn.Linear(5632, width, bias=False),
-            })
+            }).to(BF16)
             for _ in range(layers)
-        ).to(BF16)  # fmt: skip
+        ]  # fmt: skip
         tokens, head = nn.Embedding(32000, width, dtype=BF16), nn.Linear(width, 32000, bias=False, dtype=BF16)
         cached = [torch.randn(2, batch, kv, length, 128, dtype=BF16) for _ in range(layers)]
         last = torch.randint(32000, (batch, 1))

@@ -473,7 +473,7 @@ class Recorder(TorchDispatchMode):
             inputs, outputs = call.inputs, call.outputs = as_rows(inputs), as_rows(outputs)
             cost = self._cost(call, name, inputs, outputs, flag)
         if sparse and multiplies_sparse(operator.name):
-            self._flops.count(host.account, counted_format(operator.name, [(each.shape, each.dtype) for each in inputs]),
+            self._flops.count(host.account, counted_format(operator.name, tuple((each.shape, each.dtype) for each in inputs)),
                               sparse_flops(inputs, outputs))  # fmt: skip
         elif operator.multiplies and (operator.one_kernel or not device.in_custom_operation):
             self._flops.add(host.account, cost, call)

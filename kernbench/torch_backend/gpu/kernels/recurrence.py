@@ -33,8 +33,11 @@ class Weights(NamedTuple):
     @classmethod
     def of(cls, given: Sequence[Tensor]) -> Weights:
         """From the flat list of a call: two matrices, two biases if there are some, a projection if there is one."""
-        biases = (given[2], given[3]) if len(given) > 3 else (None, None)
-        return cls(given[0], given[1], *biases, given[-1] if len(given) % 2 else None)
+        biased = len(given) > 3
+        return cls(
+            given[0], given[1], given[2] if biased else None, given[3] if biased else None,
+            given[-1] if len(given) % 2 else None,
+        )  # fmt: skip
 
 
 class States(NamedTuple):
@@ -172,7 +175,8 @@ class Direction:
     ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """Gradients of the gates by the input and by the state, of the state besides these, and of the cell before."""
         if self.mode == LSTM:
-            assert cell is not None and kept.cell is not None
+            assert cell is not None
+            assert kept.cell is not None
             let, keep, new, out, made = kept.gates
             through = made.tanh()
             of_cell = cell + grad * out * (1 - through * through)
