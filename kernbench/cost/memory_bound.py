@@ -82,8 +82,8 @@ OPS: Mapping[str, OpKind] = {
     "gathered": OpKind(1, 1, pace=1.6, memory=3.0, ceiling=0.92, start=0.7 * US, each_row=0.075 * US),  # [H]
     "added_rows": OpKind(1, 1, pace=0.3, memory=3.0, ceiling=0.24, start=1 * US),  # atomics of 16 bits [H]
     "sorted": OpKind(1, 1, pace=1.6, memory=3.0, start=15 * US, each=20e-12),  # [H]
-    "selected": OpKind(1, 0, pace=1.6, memory=3.0, start=18 * US, each_row=0.6 * US, each=10e-12),  # [H]
-    "scan": OpKind(1, 1, pace=0.3, memory=3.0, ceiling=0.26, start=4.5 * US),  # [H]
+    "selected": OpKind(1, 0, pace=1.6, memory=3.0, each_row=1.7 * US, each=17e-12),  # [H]
+    "scan": OpKind(1, 1, pace=1.6, memory=3.0, ceiling=0.83, start=2 * US),  # [H]
     "batch_norm": OpKind(2, 1, pace=0.42, memory=3.0, ceiling=0.38, start=2 * US),  # [H], of bf16 with channels last
     "group_norm": OpKind(2, 1, pace=0.76, memory=3.0, ceiling=0.76, start=3 * US, by_element=True),  # [H]
     "transform": OpKind(1, 1, pace=0.8, memory=3.0, ceiling=0.62, start=2 * US),  # of Fourier [H]

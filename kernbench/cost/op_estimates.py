@@ -35,6 +35,7 @@ from kernbench.cost.recurrent import recurrent_time
 from kernbench.cost.recurrent_shapes import packed
 from kernbench.cost.registry import OperatorCost, registered, seeing_values, supplied, tell_changes
 from kernbench.cost.row_kernels import softmax_time, table_gradient_time
+from kernbench.cost.rows_in_order import scan_time, sort_time
 from kernbench.cost.unmodelled import Unmodelled
 from kernbench.cost.work import Cost
 from kernbench.topology.device import DeviceSpec
@@ -50,6 +51,9 @@ CHANNELS_LAST = "channels last"
 SPREAD = "spread"
 """What is said besides of a convolution whose filters are dilated by more than 8."""
 
+OUTER = "outer"
+"""What is said besides of a scan along another dimension than the last."""
+
 OVERLAPS = "overlapping"
 """What is said besides of a pool whose windows overlap."""
 
@@ -57,9 +61,9 @@ _FREE = Estimate(0.0, 0.0, 0.0, "view")
 _NO_LAUNCH = (Kind.VIEW, Kind.METADATA, Kind.ALLOCATION)
 _UNKNOWN = Operator()  # every operand is read and every result written, once
 _PANEL = 64  # columns of a matrix that a factorisation finishes before it goes on with the rest: two launches
-_BY_INPUT = ("reduce", "extreme", "indexed", "ranked", "histogram", "folded")
+_BY_INPUT = ("reduce", "extreme", "indexed", "ranked", "selected", "histogram", "folded")
 """Kinds of kernels that pass over what they are given, of which they make less."""
-_H100_CLOCK = 1.83e9
+_H100_CLOCK, _H100_PES = 1.83e9, 132
 _UNMEASURED = (0.5, 2.0)  # of an estimate by operations, within which the true time is taken to lie
 
 
@@ -281,6 +285,14 @@ def _by_rows(row: Operator, given: Operands, made: Operands, device: DeviceSpec,
     return softmax_time(device, given, made, gradient=row.gradient)
 
 
+def _by_sort(row: Operator, given: Operands, made: Operands, device: DeviceSpec, flag: bool) -> Estimate | None:
+    return None if device.target.backend != "cuda" else sort_time(device, given, flat=row.flat)
+
+
+def _by_scan(row: Operator, given: Operands, made: Operands, device: DeviceSpec, flag: bool) -> Estimate | None:
+    return scan_time(device, given, made, outer=row.outer)
+
+
 def _by_work(row: Operator, given: Operands, made: Operands, device: DeviceSpec, flag: bool) -> Estimate:
     """Operations at a share of the peak, no faster than the bytes or one column after the other, and a launch or two for each
     panel."""
@@ -294,7 +306,16 @@ def _by_work(row: Operator, given: Operands, made: Operands, device: DeviceSpec,
     moved = everything(given, made)
     computing, moving = flops / rate, moved / device.hbm_copy_bandwidth
     waiting = side * row.column * _H100_CLOCK / device.clock
-    seconds = start_of(device, False) * max(steps, 1) + max(computing, waiting, moving)
+    seconds = start_of(device, False) * max(steps, 1) + max(computing + waiting, moving)
+    count = max((prod(shape[:-2]) for shape in shapes if len(shape) > 2), default=1)
+    if row.batched is not None and count > 1:
+        pace = _H100_CLOCK / device.clock
+        if row.batched.alone and side > row.batched.alone:
+            one = max(computing / count + waiting, moving / count)
+            seconds = count * (start_of(device, False) * max(steps, 1) + one)
+        elif row.batched.rate:
+            lanes = _H100_PES / device.pes
+            seconds = max(moving, pace * (side * row.batched.column + lanes * flops / row.batched.rate))
     low, high = (seconds * share for share in _UNMEASURED)
     return Estimate(
         seconds, low, high, "compute" if computing > moving else "memory", "", moved / seconds, moved / seconds
@@ -308,6 +329,8 @@ _MODELS: Mapping[Model, Callable[[Operator, Operands, Operands, DeviceSpec, bool
     Model.BATCH_NORM: _by_batch,
     Model.POOL: _by_pool,
     Model.TABLE_GRADIENT: _by_table,
+    Model.SORT: _by_sort,
+    Model.SCAN: _by_scan,
     Model.WORK: _by_work,
 }
 
@@ -427,7 +450,7 @@ class OpCosts:
         eight bits, its sums are kept in 32 bits; of one of fp32, it may be computed in TF32; of a batch norm, it is not
         trained. ``layout``: of a copy, ``"transpose"`` (rows become columns), ``"strided"`` (one of both has gaps), or nothing;
         of images :data:`CHANNELS_LAST` or another, with :data:`SPREAD` or :data:`OVERLAPS`; of packed sequences that recurrent
-        layers are given, the number of steps.
+        layers are given, the number of steps; of a scan :data:`OUTER`.
         """
         flat = (name, flag, layout, len(inputs), *(part for tensor in (*inputs, *outputs) for part in tensor))
         cost = self._known.get(flat)
@@ -452,13 +475,14 @@ class OpCosts:
         return cost
 
     def _beyond_a_launch(self, row: Operator | None, given: Operands, made: Operands) -> float:
-        """Seconds of the host beside one launch: further ones, tensors of lists, what a library keeps of a unit."""
+        """Seconds of the host beside one launch: further ones, tensors of lists, what a library looks for or keeps."""
         if row is None:
             return 0.0
         host = self._host
         further = max(row.count_launches(given, made) - 1, 0)
         tensors = len(given) if row.lists else 0
-        return host.factor * (host.launch * further + host.tensor * tensors + host.unit * row.keeps_books(given, made))
+        found = host.launch * further + host.tensor * tensors + host.unit * row.keeps_books(given, made)
+        return host.factor * (found + host.library * row.chosen)
 
     def _price(self, name: str, inputs: Tensors, outputs: Tensors, how: tuple[bool, str], key: tuple[Any, ...]) -> Cost:
         flag, layout = how
@@ -470,6 +494,8 @@ class OpCosts:
         row = find(name) if stated is None else find(stated.like)
         if layout and row is not None and row.recurs:
             given = (packed(given[0], int(layout)), *given[1:])
+        elif layout and row is not None and row.model is Model.SCAN:
+            row = replace(row, outer=layout == OUTER)
         elif layout and row is not None and row.images:
             row = replace(
                 row, channels_last=CHANNELS_LAST in layout, spread=SPREAD in layout, overlaps=OVERLAPS in layout

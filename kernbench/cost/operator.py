@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from kernbench.cost.operands import Operands, Shapes
 from kernbench.cost.scratch import Scratch
@@ -37,11 +38,27 @@ class Model(Enum):
     BATCH_NORM = "batch norm"
     POOL = "pool"  # pools: images that become smaller or larger
     TABLE_GRADIENT = "table gradient"  # row_kernels: rows that are added up where they came from
+    SORT = "sort"  # rows_in_order: rows that are brought into order
+    SCAN = "scan"  # rows_in_order: each element is added to those before it
     WORK = "work"  # operations at a share of the device's rate, in dependent steps
 
 
 Product = tuple[int, int, int, int]
 """Batch, M, N and K."""
+
+
+class Batched(NamedTuple):
+    """What many matrices take that are factorised or solved for together.
+
+    Attributes:
+        column: seconds of each column, which waits for the one before, on an H100.
+        rate: operations a second, of all together, on an H100.
+        alone: matrices of more rows are taken one after the other, each as long as one; 0: of no size.
+    """
+
+    column: float = 0.0
+    rate: float = 0.0
+    alone: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +74,8 @@ class Operator:
         products: the matrix products that it is made of, from shapes of operands and results.
         multiplied: positions of the operands that are multiplied: their format selects the engine.
         convolves: whether the product is a convolution's.
+        flat: of what is sorted: whether all of it is one row.
+        outer: of a scan: whether it is along another dimension than the last.
         recurs: whether it is recurrent layers, whose steps wait for one another.
         images: whether its time depends on how the channels of images lie.
         channels_last: of images: whether the channels of a pixel are beside each other.
@@ -72,6 +91,7 @@ class Operator:
         matrix: whether matrix engines do them.
         panels: whether it takes a matrix panel after panel, each waiting for the one before.
         column: seconds of each column of a matrix, which waits for the one before, on an H100.
+        batched: what several matrices take, where that is not what one takes with as many operations.
         guessed: whether nothing but its bytes is known of it: it is named as such wherever it is met.
         sequence: dimension of an attention's operands that counts tokens; heads are in the other of the two.
         gradient: whether it is a gradient: of an attention five products instead of two, of a convolution one for each operand.
@@ -90,6 +110,8 @@ class Operator:
     products: Callable[[Shapes, Shapes], list[Product]] | None = None
     multiplied: tuple[int, ...] = (0, 1)
     convolves: bool = False
+    flat: bool = False
+    outer: bool = False
     recurs: bool = False
     images: bool = False
     channels_last: bool = False
@@ -105,6 +127,7 @@ class Operator:
     matrix: bool = True
     panels: bool = False
     column: float = 0.0
+    batched: Batched | None = None
     guessed: bool = False
     sequence: int = 2
     gradient: bool = False

@@ -104,10 +104,21 @@ def by_sorting(given: Operands, made: Operands) -> float:
     return passes * everything(given, made)
 
 
+def sort_launches(given: Operands, made: Operands) -> int:
+    """Of rows that fit a block three; of others those of CUB's passes, and of what is done before and after [H]."""
+    key = max(given, key=lambda operand: operand.nbytes)
+    return 3 if _in_rows(key, 4096) else 20
+
+
 def selected(given: Operands, made: Operands) -> float:
     """A radix selection reads its input once for each byte of a key."""
     key = max(given, key=lambda operand: operand.nbytes)
     return key.nbytes * max(1.0, key.values * ITEM_BYTES[key.format]) + nbytes_of(made)
+
+
+def drawn(given: Operands, made: Operands) -> float:
+    """Weights are passed over eight times: checked, summed, divided by random numbers that are written first [H]."""
+    return 8 * nbytes_of(given[:1]) + nbytes_of(made)
 
 
 def twice_read(given: Operands, made: Operands) -> float:

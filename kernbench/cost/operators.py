@@ -27,7 +27,7 @@ from kernbench.cost.cuda_kernels import (
     step_launches,
 )
 from kernbench.cost.operands import Operands, Shapes, everything
-from kernbench.cost.operator import Kind, Model, Operator, Product
+from kernbench.cost.operator import Batched, Kind, Model, Operator, Product
 from kernbench.cost.operator_products import (
     addbmm,
     convolution,
@@ -49,6 +49,7 @@ from kernbench.cost.operator_traffic import (
     coalesced,
     copied_and_put_one_by_one,
     copied_and_scattered,
+    drawn,
     first_result_copied,
     gathered,
     gathered_by_bag,
@@ -60,6 +61,7 @@ from kernbench.cost.operator_traffic import (
     rows_of_elements,
     scattered,
     selected,
+    sort_launches,
     transformed,
     twice_read,
     written,
@@ -116,14 +118,20 @@ def _pools(kind: str) -> Operator:
     return Operator(model=Model.POOL, variant=kind, images=True)
 
 
+def _sorts(launches: int | Callable[[Operands, Operands], int]) -> Operator:
+    return replace(_moves("sorted", by_sorting, launches=launches), model=Model.SORT)
+
+
 def _guessed(pace: str) -> Operator:
     """Nothing but its bytes is known."""
     return replace(_moves(pace), guessed=True)
 
 
-def _factors(flops: Callable[[Shapes, Shapes], float], share: float, column: float = 0.0) -> Operator:
+def _factors(
+    flops: Callable[[Shapes, Shapes], float], share: float, column: float = 0.0, batched: Batched | None = None
+) -> Operator:
     """``column``: microseconds of each column, which waits for the one before [H]."""
-    return replace(_works(flops, share), library=SOLVER, column=column * 1e-6)
+    return replace(_works(flops, share), library=SOLVER, column=column * 1e-6, batched=batched, launches=20)
 
 
 def _recurs(gradient: bool) -> Operator:
@@ -142,6 +150,11 @@ _BATCH_NORM = Operator(model=Model.BATCH_NORM, pace="batch_norm", traffic=once_m
 _POINTWISE = _moves("pointwise")
 _FACTORIZATION = 0.4  # of the peak: cuSOLVER's and MAGMA's LU, Cholesky and QR of large matrices
 _APART = 0.0045  # of the peak: kernels that take the coordinates of two points one by one [H]
+# MAGMA's, of many matrices [H]
+_CHOLESKY, _LU = Batched(1.2e-6, 8e12), Batched(3.8e-6, 1.67e12)
+_INVERSE, _SOLUTION = Batched(6.6e-6, 4.3e12), Batched(6.6e-6, 5e12)
+_TRIANGLE, _TRIANGLES = Batched(0.75e-6, 8e12), Batched(1.5e-6, 8e12)
+_ALONE, _LARGE_ALONE = Batched(alone=1), Batched(alone=32)  # [H]: cuSOLVER's, which takes matrices of up to 32 together
 _DECOMPOSITION = 0.05  # eigenvalues and singular values: half of it are products of a matrix and a vector
 
 _ROWS: tuple[tuple[str, Operator], ...] = (
@@ -231,7 +244,7 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     ("dropout fused_dropout", _moves("dropout")),
     ("flip rot90 tril triu", _moves("strided")),
     ("roll", _moves("rolled")),
-    ("cummax cummin cumprod cumsum logcumsumexp", _moves("scan")),
+    ("cummax cummin cumprod cumsum logcumsumexp", replace(_moves("scan"), model=Model.SCAN)),
     ("max_pool2d max_pool2d_with_indices max_pool3d_with_indices", _pools("largest")),
     ("avg_pool2d avg_pool3d", _pools("average")),
     ("adaptive_max_pool2d adaptive_max_pool3d", _pools("adaptive largest")),
@@ -319,13 +332,13 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     ("logsumexp", replace(_moves("reduce", as_log_of_sum, launches=6), scratch=log_sum_exp)),
     ("searchsorted bucketize", _moves("searched")),
     ("bincount histc", _moves("histogram")),
-    ("multinomial", replace(_moves("pointwise", None, launches=2), scratch=sampled)),
-    ("sort argsort msort", replace(_moves("sorted", by_sorting, launches=4), scratch=sorted_rows)),
-    (
-        "unique unique2 unique_dim unique_consecutive unique_dim_consecutive mode",
-        _moves("sorted", by_sorting, launches=4),
-    ),
-    ("topk", _moves("selected", selected, launches=3)),
+    # weights are checked, a number is drawn for each, the largest quotient is found [H]
+    ("multinomial", replace(_moves("pointwise", drawn, launches=38), scratch=sampled)),
+    ("sort argsort msort", replace(_sorts(sort_launches), scratch=sorted_rows)),
+    ("mode", _sorts(sort_launches)),
+    ("unique unique2 unique_dim", replace(_sorts(40), flat=True)),
+    ("unique_consecutive unique_dim_consecutive", _moves("copy", twice_read, launches=12)),
+    ("topk", _moves("selected", selected, launches=34)),
     ("kthvalue median nanmedian", _moves("ranked")),
     ("_coalesce", _moves("copy", coalesced, launches=12)),  # keys, their order by merging, the distinct ones, sums [H]
     ("nonzero nonzero_static masked_select repeat_interleave", _moves("copy", twice_read, launches=3)),
@@ -402,21 +415,23 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     ("cudnn_attention_forward", _attends(sequence=1, variant="cudnn")),
     ("cudnn_attention_backward", _attends(1, sequence=1, variant="cudnn")),
     # -- linear algebra: Golub and Van Loan, Matrix Computations, 4th ed.
-    ("linalg_cholesky_ex cholesky linalg_ldl_factor_ex", _factors(cubic(1 / 3), _FACTORIZATION, 0.33)),
-    ("linalg_lu linalg_lu_factor_ex linalg_det linalg_slogdet", _factors(cubic(2 / 3), _FACTORIZATION, 2.1)),
-    ("linalg_qr geqrf linalg_householder_product", _factors(cubic(2), _FACTORIZATION, 3.6)),
-    ("linalg_inv_ex cholesky_inverse", _factors(cubic(2), _FACTORIZATION, 2.6)),
+    ("linalg_cholesky_ex cholesky linalg_ldl_factor_ex", _factors(cubic(1 / 3), _FACTORIZATION, 0.33, _CHOLESKY)),
+    ("linalg_lu linalg_lu_factor_ex linalg_det linalg_slogdet", _factors(cubic(2 / 3), _FACTORIZATION, 2.1, _LU)),
+    ("linalg_qr geqrf linalg_householder_product", _factors(cubic(2), _FACTORIZATION, 3.6, _ALONE)),
+    ("linalg_inv_ex", _factors(cubic(2), _FACTORIZATION, 2.6, _INVERSE)),
+    ("cholesky_inverse", _factors(cubic(2), _FACTORIZATION, 2.6)),
     ("linalg_pinv", _factors(cubic(22), _DECOMPOSITION, 28)),
     ("linalg_matrix_exp", replace(_works(cubic(20), _FACTORIZATION), column=14e-6)),
     ("linalg_eig linalg_eigvals", _factors(cubic(25), _DECOMPOSITION)),
-    ("linalg_eigh", _factors(cubic(9), _DECOMPOSITION, 30)),
-    ("linalg_svd", _factors(cubic(22), _DECOMPOSITION, 28)),
+    ("linalg_eigh", _factors(cubic(9), _DECOMPOSITION, 30, _LARGE_ALONE)),
+    ("linalg_svd", _factors(cubic(22), _DECOMPOSITION, 28, _LARGE_ALONE)),
     ("linalg_matrix_sqrth", _works(cubic(9 + 2), _DECOMPOSITION)),  # of linalg_eigh, and a product
     ("linalg_polar", _works(cubic(22 + 4), _DECOMPOSITION)),  # of linalg_svd, and two products: torch without nvmath-python
-    ("linalg_solve_ex spsolve", _factors(solved(0, 1, 2 / 3), _FACTORIZATION, 2.3)),
+    ("linalg_solve_ex spsolve", _factors(solved(0, 1, 2 / 3), _FACTORIZATION, 2.3, _SOLUTION)),
     ("linalg_lstsq", _factors(solved(0, 1, 2), _FACTORIZATION, 5.5)),
     ("linalg_solve_triangular", replace(_works(solved(0, 1), _FACTORIZATION), column=0.25e-6)),
-    ("triangular_solve cholesky_solve cholesky_solve_helper", _works(solved(1, 0), _FACTORIZATION)),
+    ("triangular_solve", replace(_works(solved(1, 0), _FACTORIZATION), batched=_TRIANGLE)),
+    ("cholesky_solve cholesky_solve_helper", replace(_works(solved(1, 0), _FACTORIZATION), batched=_TRIANGLES)),
     ("linalg_lu_solve linalg_ldl_solve ormqr", _works(solved(0, 2), _FACTORIZATION)),
     (
         "cdist_backward pdist_forward pdist_backward",

@@ -185,6 +185,10 @@ class HostSpec(Spec):
     )
     launch: Seconds = Field(default=5e-6, description="each kernel that an operator launches beyond its first")
     tensor: Seconds = Field(default=1.5e-6, description="each tensor of an operator over lists")
+    step: Seconds = Field(
+        default=350e-6, description="an optimizer's step, besides: its hooks and checks, its parameters put in groups"
+    )
+    parameter: Seconds = Field(default=6e-6, description="each parameter of such a step that has a gradient")
     unit: Seconds = Field(default=40e-6, description="FSDP: each copy in or out of a unit's parameters or gradients")
     compiled: Seconds = Field(default=6.8e-6, description="each kernel that compiled code launches")
     graph: Seconds = Field(default=2.5e-6, description="launch of a captured graph")

@@ -16,7 +16,7 @@ from kernbench.cost.devices import resolve_device
 from kernbench.programs.gpu_cases.layers import CONVOLUTIONS
 
 H100 = resolve_device("h100_sxm")
-READINGS = json.loads((files("kernbench.cost.data") / "h100_kernels.json").read_text())["cases"]
+READINGS = json.loads((files("kernbench.validation.data") / "h100_kernels.json").read_text())["cases"]
 
 
 def ratios() -> Iterator[tuple[str, float]]:

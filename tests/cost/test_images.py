@@ -26,7 +26,7 @@ from kernbench.programs.gpu_cases.inputs import SHORT
 H100 = resolve_device("h100_sxm")
 READINGS = {
     (case["group"], case["name"]): case["seconds"]
-    for case in json.loads((files("kernbench.cost.data") / "h100_kernels.json").read_text())["cases"]
+    for case in json.loads((files("kernbench.validation.data") / "h100_kernels.json").read_text())["cases"]
 }
 LAYOUTS = {"last": True, "first": False}
 

@@ -16,7 +16,7 @@ from kernbench.cost.kernel_time import Resources, kernel_time, suggested_resourc
 from kernbench.cost.tile_products import TileProduct
 from kernbench.topology import load_device
 
-TABLES = files("kernbench.cost") / "data" / "tables"
+TABLES = files("kernbench.validation") / "data" / "tables"
 
 
 @dataclass

@@ -252,9 +252,10 @@ CUBE = 2 * 8192**3
     ],
 )  # fmt: skip
 def test_products_run_on_the_engine_of_their_operands(name, given, made, flops, rate) -> None:
-    """Within a factor of four of the peak of that engine, and never beyond it."""
+    """Within a factor of four of the peak of that engine, and never beyond it; factorisations, whose columns wait for one
+    another, within one of eight."""
     seconds = OpCosts(H100).of(name, tuple(given), (made,)).seconds
-    assert 0.25 < flops / seconds / H100.matrix_rate(rate) < 1
+    assert (0.125 if name.startswith("linalg") else 0.25) < flops / seconds / H100.matrix_rate(rate) < 1
 
 
 def test_an_attention_is_computed_in_the_format_of_its_operands() -> None:

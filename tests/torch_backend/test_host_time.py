@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -46,6 +49,13 @@ CASES = {
     "two kernels": (without_gradient(lambda x: torch.nn.functional.embedding(x[0].long() * 0, x)), 3, {"operator": 5}),
     "a list": (without_gradient(lambda x: torch._foreach_mul_([x] * 5, 2.0)), 1, {"operator": 2, "tensor": 5}),
 }
+
+
+CASES["a convolution"] = (
+    without_gradient(lambda x: torch.nn.functional.conv2d(x.view(1, 1, 64, 64), x[:3, :3].reshape(1, 1, 3, 3))),
+    1,
+    {"operator": 6, "library": 1},
+)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -132,3 +142,37 @@ def test_the_host_runs_ahead_of_long_kernels_and_is_waited_for_by_short_ones():
     assert large[0][0] == pytest.approx(issue)
     assert small[0][1] < issue + 20e-6
     assert large[0][1] > 5 * issue
+
+
+@pytest.mark.parametrize("make", [torch.optim.SGD, torch.optim.AdamW])
+def test_an_optimizer_pays_for_its_step_and_its_parameters(make):
+    """Beside its operators, which lists of parameters share."""
+    took = {}
+    for count in (1, 2):
+        weights = [torch.nn.Parameter(torch.ones(8, device="meta")) for _ in range(count)]
+
+        def body(x, count=count, weights=weights):
+            mine = [torch.nn.Parameter(x.detach()[: each.numel(), 0].clone()) for each in weights]
+            for each in mine:
+                each.grad = torch.ones_like(each)
+            optimizer = make(mine, lr=0.1, foreach=True)
+            optimizer.step()
+            host = current_simulation().hosts.current()
+            before = host.clock
+            optimizer.step()
+            took[count] = host.clock - before
+
+        spent(body)
+    more = took[2] - took[1]
+    assert SPEC.parameter < more < SPEC.parameter + 30 * SPEC.tensor + 10 * SPEC.operator
+    assert took[1] > SPEC.step + SPEC.parameter
+
+
+def test_every_figure_is_used():
+    """A figure of the description that nothing reads is a class of operations that costs nothing."""
+    package = Path(kernbench.__file__).parent
+    text = "".join(
+        path.read_text() for path in package.rglob("*.py") if path.name not in ("system.py", "host_speed.py")
+    )
+    figures = [name for name in HostSpec.model_fields if name not in ("cpu", "factor")]
+    assert [name for name in figures if not re.search(rf"\b(host|spec|_host)\.{name}\b", text)] == []

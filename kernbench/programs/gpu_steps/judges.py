@@ -19,7 +19,7 @@ def translation(batch: int, length: int) -> Step:
     """Encoder and decoder with a bias by distance, RMS norms and Adafactor."""
     width, heads, buckets = 768, 12, 32
 
-    class Attention(nn.Module):
+    class BiasedAttention(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.q, self.k, self.v, self.o = (nn.Linear(width, width, bias=False) for _ in range(4))
@@ -38,10 +38,10 @@ def translation(batch: int, length: int) -> Step:
             weights = F.dropout(scores.float().softmax(-1).type_as(scores), 0.1)
             return self.o((weights @ v).transpose(1, 2).flatten(2))
 
-    class Layer(nn.Module):
+    class CrossedLayer(nn.Module):
         def __init__(self, crossed: bool) -> None:
             super().__init__()
-            self.own, self.crossed = Attention(), Attention() if crossed else None
+            self.own, self.crossed = BiasedAttention(), BiasedAttention() if crossed else None
             self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(3))
             self.up, self.gate, self.down = nn.Linear(width, 2048), nn.Linear(width, 2048), nn.Linear(2048, width)
 
@@ -55,7 +55,7 @@ def translation(batch: int, length: int) -> Step:
 
     with torch.device("cuda"):
         tokens, bias = nn.Embedding(32128, width), nn.Embedding(buckets, heads)
-        encoder, decoder = (nn.ModuleList(Layer(crossed) for _ in range(6)) for crossed in (False, True))
+        encoder, decoder = (nn.ModuleList(CrossedLayer(crossed) for _ in range(6)) for crossed in (False, True))
         given, wanted = torch.randint(32128, (batch, length)), torch.randint(32128, (batch, length))
         places = torch.arange(length)
     model = nn.ModuleList([tokens, bias, encoder, decoder])
@@ -477,4 +477,4 @@ def _each() -> Iterator[tuple[str, str, Callable[[], Step]]]:
 
 def programs() -> Iterator[TimedProgram]:
     for group, name, make in _each():
-        yield TimedProgram(group, name, make)
+        yield TimedProgram(f"judges: {group}", name, make)

@@ -98,7 +98,7 @@ def _case(program: TimedProgram, steps: int, kernels: bool) -> dict[str, Any]:
         case |= in_a_row(step, 20) if program.group == "triton" else timed(step, 4, steps)
         case["allocated"] = torch.cuda.max_memory_allocated() - before
         case["reserved"] = torch.cuda.max_memory_reserved()
-        if program.group == "training":
+        if "training" in program.group:
             case["phases"] = host_of_phases(step, steps)
         if kernels:
             case["kernels"] = kernels_of(step)

@@ -21,6 +21,7 @@ from torch.optim.optimizer import (
 
 from kernbench.simulation.ranks.training_steps import Steps
 from kernbench.simulation.simulation import Simulation
+from kernbench.torch_backend.gpu.tensors.placement import block_of
 from kernbench.torch_backend.patches import Patches
 
 _made: Any = Optimizer.__init__
@@ -63,6 +64,14 @@ class OptimizerSteps:
         self._empty.pop(optimizer, None)  # its last step raised
         self._passes[optimizer] = passes
         self._simulation.steps.begin(optimizer)
+        self._spend(optimizer)
+
+    def _spend(self, optimizer: Optimizer) -> None:
+        """The host's time for an optimizer's Python, where its parameters are on a GPU."""
+        given = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+        if given and block_of(given[0]) is not None:
+            spec = self._simulation.topology.system.host
+            self._simulation.hosts.current().prepare(spec.factor * (spec.step + spec.parameter * len(given)))
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if optimizer in self._empty:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kernbench.cost.convolution_shapes import is_channels_last
-from kernbench.cost.op_estimates import CHANNELS_LAST, OVERLAPS, SPREAD, is_matrix_operation
+from kernbench.cost.op_estimates import CHANNELS_LAST, OUTER, OVERLAPS, SPREAD, is_matrix_operation
 from kernbench.cost.operator import Kind, Model, Operator
 from kernbench.cost.operators import find
 from kernbench.memory.workspaces import DNN
@@ -166,6 +166,8 @@ class TorchOperator:
         images: it is of images, whose layout its time depends on: a convolution, a pool, a batch norm.
         gradient: of images, it is a gradient: what came back comes first.
         windows: arguments that say which pixels a filter or a pool sees, by name.
+        beyond_shapes: whether its time depends on what :meth:`layout` says.
+        along: the argument of a scan that is the dimension.
         steps: the argument of recurrent layers that says how many sequences each step of packed ones has.
         rounds: says whether a product of fp32 may be computed in TF32, as the program has set it; None for other operators.
         beside: what its cost depends on beside shapes and numbers, from its arguments; None: nothing.
@@ -207,9 +209,11 @@ class TorchOperator:
         self.copies = self.title.partition(".")[0] in semantics.COPIES
         self.rounds: Callable[[], bool] | None = None
         self.beside: Callable[[Any], list[Any]] | None = _strides if self.copies else None
+        self.beyond_shapes = False
         self.multiplies = self.allocates = self.host_reads = self.images = self.gradient = False
         self.windows: dict[str, Argument] = {}
         self.steps: Argument | None = None
+        self.along: Argument | None = None
         self.row: Operator | None = None
         self.check: Check | None = None
         self.flag: tuple[Argument, bool] | None = None
@@ -273,8 +277,11 @@ class TorchOperator:
             if not row.convolves:
                 others = self.beside or _nothing
                 self.beside = lambda args: [is_channels_last(args, gradient=row.gradient), *others(args)]
+        if row is not None and row.model is Model.SCAN:
+            self.along = next((place for place, _ in arguments if place.name == "dim"), None)
         if row is not None and row.recurs:
             self.steps = next((place for place, _ in arguments if place.name == "batch_sizes"), None)
+        self.beyond_shapes = self.images or self.steps is not None or self.along is not None
         self.writes = tuple([place for place, _ in written])
         self.unreturned = tuple([
             place for place, each in written if not returned.intersection(each.alias_info.before_set)
@@ -315,7 +322,10 @@ class TorchOperator:
 
     def layout(self, args: Any, kwargs: Any) -> str:
         """How the images that it is of lie, whether filters are dilated by much, and whether windows overlap; of packed
-        sequences how many steps they are."""
+        sequences how many steps they are; of a scan whether it is along the last dimension."""
+        if self.along is not None:
+            dim, most = self.along.of(args, kwargs), args[0].dim() - 1
+            return OUTER if dim is not None and most > 0 and dim not in (-1, most) else ""
         if self.steps is not None:
             sizes = self.steps.of(args, kwargs)
             return str(len(sizes)) if sizes else ""

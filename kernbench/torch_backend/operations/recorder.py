@@ -494,7 +494,7 @@ class Recorder(TorchDispatchMode):
     ) -> Cost:
         """What it takes, priced as the operator ``name``. Raises RuntimeError if a tensor has no shape."""
         operator, layout = call.operator, ""
-        if operator.images or operator.steps is not None:
+        if operator.beyond_shapes:
             layout = operator.layout(call.args, call.kwargs)
         elif operator.copies and len(outputs) == 1:
             layout = _layout(inputs[-1], outputs[0])
