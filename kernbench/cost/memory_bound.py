@@ -42,6 +42,7 @@ class OpKind:
         row: of one row on one PE, seconds; zero for operations without rows.
         whole_row: longest row that AMD's kernel reads once; longer ones are read twice more.
         each_row: of one row on one PE of an NVIDIA device, seconds: a warp or a block starts, reduces and ends.
+        short: how that falls for rows of fewer than 128 elements, several of which are a warp's: a power of the share.
         each: of one element, all PEs at work, seconds on an H100, where it is elements that take time, not bytes.
         by_element: its instructions handle elements one at a time: those of less than four bytes take as long as of four.
         launches: kernels that make up the operation; what the second of two reads again is partly still in the cache.
@@ -58,6 +59,7 @@ class OpKind:
     row: float = 0.0
     whole_row: float = float("inf")
     each_row: float = 0.0
+    short: float = 0.0
     each: float = 0.0
     by_element: bool = False
     launches: int = 1
@@ -82,7 +84,6 @@ OPS: Mapping[str, OpKind] = {
     "gathered": OpKind(1, 1, pace=1.6, memory=3.0, ceiling=0.92, start=0.7 * US, each_row=0.075 * US),  # [H]
     "added_rows": OpKind(1, 1, pace=0.3, memory=3.0, ceiling=0.24, start=1 * US),  # atomics of 16 bits [H]
     "sorted": OpKind(1, 1, pace=1.6, memory=3.0, start=15 * US, each=20e-12),  # [H]
-    "selected": OpKind(1, 0, pace=1.6, memory=3.0, each_row=1.7 * US, each=17e-12),  # [H]
     "scan": OpKind(1, 1, pace=1.6, memory=3.0, ceiling=0.83, start=2 * US),  # [H]
     "batch_norm": OpKind(2, 1, pace=0.42, memory=3.0, ceiling=0.38, start=2 * US),  # [H], of bf16 with channels last
     "group_norm": OpKind(2, 1, pace=0.76, memory=3.0, ceiling=0.76, start=3 * US, by_element=True),  # [H]
@@ -110,12 +111,14 @@ OPS: Mapping[str, OpKind] = {
         1, 1, pace=0.68, memory=0.66, hip=0.47, least=5 * US, row=0.9 * US, each_row=0.5 * US
     ),  # [H]
     "rms_norm": OpKind(1, 1, pace=0.63, memory=0.42, start=2.0 * US, ceiling=0.72),
-    "reduce": OpKind(1, 0, pace=1.9, memory=3.0, ceiling=0.98, start=1.2 * US, each_row=0.017 * US),  # [H]
+    "reduce": OpKind(1, 0, pace=1.9, memory=3.0, ceiling=0.98, start=1.2 * US, each_row=0.017 * US, short=0.22),  # [H]
     "reduce_all": OpKind(1, 0, pace=1.3, memory=3.0, ceiling=1.0, start=2.0 * US),  # to one number [H]
     "reduce_columns": OpKind(1, 0, pace=1.3, memory=3.0, ceiling=0.98, start=7.0 * US, each_row=0.12 * US),  # [H]
-    "extreme": OpKind(1, 0, pace=1.15, memory=3.0, ceiling=0.86, start=1.0 * US, each_row=0.045 * US),  # [H]
+    "extreme": OpKind(
+        1, 0, pace=1.15, memory=3.0, ceiling=0.86, start=1.0 * US, each_row=0.045 * US, short=0.75
+    ),  # [H]
     "indexed": OpKind(
-        1, 0, pace=0.56, memory=3.0, ceiling=0.58, start=1.2 * US, each_row=0.065 * US
+        1, 0, pace=0.56, memory=3.0, ceiling=0.58, start=1.2 * US, each_row=0.065 * US, short=0.75
     ),  # value and place, or moments [H]
 }
 
@@ -147,6 +150,7 @@ _BINARY = frozenset(
 _LAUNCHED = (Kind.COMPUTE, Kind.TRANSFER)
 _PACED = (Model.TRAFFIC, Model.ROWS, Model.BATCH_NORM)
 
+_WARP_ROW = 128
 _H100_CLOCK = 1.83e9
 _H100_LANES = 132 * _H100_CLOCK
 _LANE = 10.57  # bytes that one PE of an A100 moves per clock when all of them copy
@@ -231,6 +235,8 @@ def _time(
     resident = 0.0 if cold else cache_share(spec, traffic)
     fetching = moved * (resident / from_cache + (1 - resident) / from_memory)
     each_row = kind.row if spec.target.backend == "hip" else kind.each_row * _H100_CLOCK / spec.clock
+    if kind.short and dims:
+        each_row *= min(1.0, max(dims[-1], 1) / _WARP_ROW) ** kind.short
     rows = (prod(dims[:-1]) if traffic else 0) * each_row / spec.pes
     elements = prod(dims) * kind.each * _H100_LANES / (spec.pes * spec.clock) if kind.each else 0.0
     took = max(fetching, kind.least, rows + elements)

@@ -35,7 +35,7 @@ from kernbench.cost.recurrent import recurrent_time
 from kernbench.cost.recurrent_shapes import packed
 from kernbench.cost.registry import OperatorCost, registered, seeing_values, supplied, tell_changes
 from kernbench.cost.row_kernels import softmax_time, table_gradient_time
-from kernbench.cost.rows_in_order import scan_time, sort_time
+from kernbench.cost.rows_in_order import scan_time, selection_time, sort_time
 from kernbench.cost.unmodelled import Unmodelled
 from kernbench.cost.work import Cost
 from kernbench.topology.device import DeviceSpec
@@ -61,8 +61,9 @@ _FREE = Estimate(0.0, 0.0, 0.0, "view")
 _NO_LAUNCH = (Kind.VIEW, Kind.METADATA, Kind.ALLOCATION)
 _UNKNOWN = Operator()  # every operand is read and every result written, once
 _PANEL = 64  # columns of a matrix that a factorisation finishes before it goes on with the rest: two launches
-_BY_INPUT = ("reduce", "extreme", "indexed", "ranked", "selected", "histogram", "folded")
+_BY_INPUT = ("reduce", "extreme", "indexed", "ranked", "histogram", "folded")
 """Kinds of kernels that pass over what they are given, of which they make less."""
+_OVER_ROWS = ("reduce", "extreme", "indexed")
 _H100_CLOCK, _H100_PES = 1.83e9, 132
 _UNMEASURED = (0.5, 2.0)  # of an estimate by operations, within which the true time is taken to lie
 
@@ -139,9 +140,11 @@ def _by_traffic(
     moved = (row.traffic or everything)(given, made or [whole])
     kind = OPS[pace]
     rows: Shape = whole.shape
-    results = prod(made[0].shape) if pace == "reduce" and not _keeps_last(whole.shape, made[0].shape) else 0
-    if results:  # a row is what one result is of, in however many dimensions it lies
-        rows = (results, ceil(prod(whole.shape) / results))
+    results = prod(made[0].shape) if made else 0
+    if results and pace == "reduce_columns":  # dimensions that are left are one row, however many they are
+        rows = (ceil(prod(whole.shape) / results), results)
+    elif results and pace in _OVER_ROWS and not _keeps_last(whole.shape, made[0].shape):
+        rows = (results, ceil(prod(whole.shape) / results))  # what one result is of, in however many dimensions it lies
     if kind.by_element:
         moved *= max(1.0, 4 * prod(whole.shape) / max(whole.nbytes, 1))
     return traffic_time(device, kind, rows, moved, cold=cold)
@@ -289,6 +292,10 @@ def _by_sort(row: Operator, given: Operands, made: Operands, device: DeviceSpec,
     return None if device.target.backend != "cuda" else sort_time(device, given, flat=row.flat)
 
 
+def _by_selection(row: Operator, given: Operands, made: Operands, device: DeviceSpec, flag: bool) -> Estimate | None:
+    return None if device.target.backend != "cuda" else selection_time(device, given)
+
+
 def _by_scan(row: Operator, given: Operands, made: Operands, device: DeviceSpec, flag: bool) -> Estimate | None:
     return scan_time(device, given, made, outer=row.outer)
 
@@ -330,6 +337,7 @@ _MODELS: Mapping[Model, Callable[[Operator, Operands, Operands, DeviceSpec, bool
     Model.POOL: _by_pool,
     Model.TABLE_GRADIENT: _by_table,
     Model.SORT: _by_sort,
+    Model.SELECT: _by_selection,
     Model.SCAN: _by_scan,
     Model.WORK: _by_work,
 }

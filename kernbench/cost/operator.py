@@ -39,6 +39,7 @@ class Model(Enum):
     POOL = "pool"  # pools: images that become smaller or larger
     TABLE_GRADIENT = "table gradient"  # row_kernels: rows that are added up where they came from
     SORT = "sort"  # rows_in_order: rows that are brought into order
+    SELECT = "select"  # rows_in_order: the largest elements of rows
     SCAN = "scan"  # rows_in_order: each element is added to those before it
     WORK = "work"  # operations at a share of the device's rate, in dependent steps
 

@@ -61,6 +61,7 @@ from kernbench.cost.operator_traffic import (
     rows_of_elements,
     scattered,
     selected,
+    selection_launches,
     sort_launches,
     transformed,
     twice_read,
@@ -338,7 +339,7 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     ("mode", _sorts(sort_launches)),
     ("unique unique2 unique_dim", replace(_sorts(40), flat=True)),
     ("unique_consecutive unique_dim_consecutive", _moves("copy", twice_read, launches=12)),
-    ("topk", _moves("selected", selected, launches=34)),
+    ("topk", replace(_moves("indexed", selected, launches=selection_launches), model=Model.SELECT)),
     ("kthvalue median nanmedian", _moves("ranked")),
     ("_coalesce", _moves("copy", coalesced, launches=12)),  # keys, their order by merging, the distinct ones, sums [H]
     ("nonzero nonzero_static masked_select repeat_interleave", _moves("copy", twice_read, launches=3)),

@@ -24,14 +24,16 @@ _PASS = {False: 15e-12, True: 12e-12}
 places [H]."""
 _OF_ROWS = 25e-12
 """The same, of what several rows take besides: places and rows are filled in, rows are sorted, results are picked [H]."""
-_BLOCK_SORT = (10e-12, 20e-12)
-"""Seconds of an element that is sorted in a block, and of each of its bytes [H]."""
-
-_SCAN_STEP = 1.55e-6
-"""Seconds in which the threads of a row add up two elements each [H]."""
+_LEAST_PASS = 7e-6
+"""Seconds of a pass however few the elements are [H]."""
+_BLOCK_SORT = {1: 24e-12, 2: 24e-12, 4: 92e-12, 8: 125e-12}
+"""Seconds of an element that is sorted in a block, by its bytes [H]."""
+_SELECTION, _SELECTED, _SELECTED_ROW = 13e-6, 4.25e-12, 0.42e-6
+"""Seconds of a selection, of each byte of it, and of each byte of a key for a row on a PE [H]."""
+_SCAN_STEP, _SCAN_SHARE = 1.5e-6, 0.6e-6
+"""Seconds in which the threads of a row add up two elements each, and of a PE for each of its blocks [H]."""
 _SCAN_THREADS = 512
-_SCAN_BLOCKS = 4
-"""Threads of a block, and blocks on a PE."""
+"""Of a block."""
 
 
 def _at_pace_of(spec: DeviceSpec) -> float:
@@ -54,11 +56,24 @@ def sort_time(spec: DeviceSpec, given: Operands, *, flat: bool = False) -> Estim
         return None
     elements, item = prod(keys.shape), keys.values * ITEM_BYTES[keys.format]
     width = elements if flat or not keys.shape else keys.shape[-1]
+    least = 0.0
     if width <= _IN_A_BLOCK:
-        each = _BLOCK_SORT[0] + _BLOCK_SORT[1] * item
+        each, least = _BLOCK_SORT[min(size for size in _BLOCK_SORT if size >= min(item, 8))], _LEAST_PASS
     else:
-        each = _PASS[flat] * item + (_OF_ROWS if width < elements else 0.0)
-    return _estimate(start_of(spec, False) + elements * each * _at_pace_of(spec), 2 * keys.nbytes)
+        each, least = _PASS[flat] * item + (_OF_ROWS if width < elements else 0.0), _LEAST_PASS * item
+    return _estimate(start_of(spec, False) + least + elements * each * _at_pace_of(spec), 2 * keys.nbytes)
+
+
+def selection_time(spec: DeviceSpec, given: Operands) -> Estimate | None:
+    """How long the largest elements of rows take to find: a radix selection, by the bytes of a key."""
+    keys = max(given, key=lambda operand: operand.nbytes, default=None)
+    if keys is None or not prod(keys.shape):
+        return None
+    elements, item = prod(keys.shape), keys.values * ITEM_BYTES[keys.format]
+    rows = elements // (keys.shape[-1] if keys.shape else 1)
+    passing = elements * _SELECTED * item * _at_pace_of(spec)
+    seconds = _SELECTION + passing + rows * _SELECTED_ROW * item * _CLOCK / spec.clock / spec.pes
+    return _estimate(start_of(spec, False) + seconds, keys.nbytes)
 
 
 def scan_time(spec: DeviceSpec, given: Operands, made: Operands, *, outer: bool = False) -> Estimate | None:
@@ -86,4 +101,4 @@ def _in_steps(whole: Operand) -> float:
     log_threads = min(max((9 + ceil(log2(max(width, 1))) - ceil(log2(rows))) // 2, 4), 9)
     threads = 1 << log_threads
     blocks = ceil(rows / (_SCAN_THREADS // threads))
-    return ceil(blocks / (_PES * _SCAN_BLOCKS)) * ceil(width / (2 * threads)) * _SCAN_STEP
+    return ceil(width / (2 * threads)) * max(_SCAN_STEP, blocks / _PES * _SCAN_SHARE)
