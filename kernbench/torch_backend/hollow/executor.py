@@ -30,8 +30,10 @@ from kernbench.torch_backend.operations.operators import CUSTOM, TRANSFER, VIEW,
 from kernbench.torch_backend.relies_on import Reliance
 
 RELIES_ON = (
-    Reliance("torch._C.TensorBase.untyped_storage", "of a tensor whatever its class"),
-    Reliance("torch._C", "whether tensors are fake, a mode that comes after all others", has=("_get_dispatch_mode",)),
+    Reliance("torch._C.TensorBase", "of a tensor whatever its class", has=("size", "untyped_storage")),
+    Reliance("torch._C", "whether tensors are fake, a mode that comes after all others", has=(
+        "_get_dispatch_mode", "DisableTorchFunctionSubclass",
+    )),
     Reliance("torch._C._TorchDispatchModeKey", "the kinds of such modes", has=("FAKE",)),
 )  # fmt: skip
 
@@ -43,6 +45,7 @@ _FAKE: Any = torch._C._TorchDispatchModeKey.FAKE
 _DEVICE = type(torch.device("cpu"))  # in a rank, `torch.device` is another class, which makes these
 _fake_mode: Any = torch._C._get_dispatch_mode
 _storage: Any = torch._C.TensorBase.untyped_storage
+_size: Any = torch._C.TensorBase.size
 
 
 class Survey:
@@ -86,8 +89,10 @@ class Survey:
                 parts.append(kind)
                 continue
             elif isinstance(value, torch.Tensor):
-                stored, size = stored_of(value), value.numel()
-                parts += (kind, value.shape, value.dtype)
+                with torch._C.DisableTorchFunctionSubclass():  # parameters that are not made yet refuse to say
+                    shape = _size(value)
+                stored, size = stored_of(value), shape.numel()
+                parts += (kind, shape, value.dtype)
             elif kind is _DEVICE:
                 self.on_gpu |= value.type == "cuda"
                 self.meta |= value.type == "meta"
