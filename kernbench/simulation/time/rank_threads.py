@@ -198,8 +198,8 @@ class RankThreads:
         for item in [item for item in self._waits.pending if item[1] in sides]:
             self._waits.pending.remove(item)
             side = sides[item[1]]
-            if side.carrier is not None and side.carrier.away:
-                side.carrier.give_up()
+            if side.execution.away:
+                side.execution.give_up()
                 self.ended(side)
             else:
                 self._scheduler.make_ready(side.greenlet, SystemExit())
