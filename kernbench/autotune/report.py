@@ -1,7 +1,7 @@
 """``kernbench run --autotune-report FILE``: what the autotuners of a run chose, as a plugin of that run.
 
-Ranks have a ``__main__`` and module globals of their own, which are gone when they have ended. So each rank is looked at
-when it ends, and the file has every choice once, whichever ranks made it.
+Ranks have a ``__main__`` and module globals of their own, which are gone when they have ended. So each rank is read when
+it ends, and the file has every choice once, whichever ranks made it.
 """
 
 from __future__ import annotations

@@ -208,7 +208,7 @@ def check_schedule(schedule: Schedule, collective: str, root: int | None = None)
 
 
 def _wanted(kind: CollectiveKind, member: int, schedule: Schedule, root: int | None) -> list[tuple[int, int, int]]:
-    """For each chunk that ``member`` gets, ``(chunk, member whose input it is, chunk there)``; of a reduction anybody's."""
+    """For each chunk that ``member`` gets, ``(chunk, member whose input it is, chunk there)``; of a reduction any member's."""
     if kind.exchanges:
         members = schedule.members
         return [(members + sender, sender, member) for sender in range(members) if sender != member]

@@ -43,7 +43,7 @@ class Finding:
 
     Attributes:
         status: ``"ok"``, ``"note"`` (something optional is missing or odd) or ``"FAIL"``.
-        subject: what was looked at.
+        subject: what was checked.
         found: what there is.
         advice: what to do, where something is to be done.
     """

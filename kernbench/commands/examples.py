@@ -32,13 +32,15 @@ def examples_root() -> Path:
 def examples() -> dict[str, Path]:
     """The files by name, such as ``real_size/pipeline.py``, sorted: those that are run from the terminal first."""
     root = examples_root()
-    found = [path.relative_to(root) for path in root.rglob("*.py")]
+    found = [path.relative_to(root) for pattern in ("*.py", "*.yml") for path in root.rglob(pattern)]
     return {path.as_posix(): root / path for path in sorted(found, key=lambda path: (len(path.parts) == 1, path))}
 
 
 def about(path: Path) -> str:
-    """What an example is: its docstring's first sentence."""
-    return (ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or "").split("\n\n")[0].replace("\n", " ")
+    """What an example is: the first paragraph of its docstring, or of the comment at its head."""
+    text = path.read_text(encoding="utf-8")
+    head = text.removeprefix("# ") if path.suffix == ".yml" else ast.get_docstring(ast.parse(text)) or ""
+    return head.split("\n\n")[0].replace("\n", " ")
 
 
 def chosen(names: tuple[str, ...]) -> dict[str, Path]:

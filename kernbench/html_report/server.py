@@ -131,7 +131,7 @@ class ReportServer:
         self._page = ServedPage.of(filled("live.html", _SCRIPTS, title, ""))
 
     def watch(self, simulation: Simulation) -> None:
-        """A run begins; it is looked at from now on."""
+        """A run begins; it is shown from now on."""
         self._begin = monotonic()
         self._look = partial(live_state, simulation)
         self._tell({"status": "running"})

@@ -196,7 +196,7 @@ class Races:
         self._seen: dict[tuple[Any, ...], int] = {}
 
     def add(self, race: FoundReport) -> None:
-        """Note a race or a look, if anybody looks for them. Raises :class:`RaceError`, or :class:`UndefinedMemoryError` unless
+        """Note a race or a look, if they are looked for. Raises :class:`RaceError`, or :class:`UndefinedMemoryError` unless
         they are only collected, or it is excused."""
         if self.mode == "off":
             return

@@ -380,7 +380,7 @@ def _remedy(first: MemoryAccess, second: MemoryAccess) -> str:
 def met(members: Sequence[Moment | None], *, sender: int | None = None) -> None:
     """All members of a collective have come (None: one that is not watched): each ends after all have begun.
 
-    Of a message, the side with the number ``sender`` ends by itself: what it sends may be on its way before anybody receives.
+    Of a message, the side with the number ``sender`` ends by itself: what it sends may be on its way before it is received.
     """
     known: dict[Strand, int] = {}
     for moment in [each for each in members if each is not None]:

@@ -2,7 +2,7 @@
 
     kernbench run --plugin examples/csv_recorder.py --csv ops.csv train.py
 
-``--plugin`` is looked at before anything else, so that what it loads can add options to the very command. While the command
+``--plugin`` is read before anything else, so that what it loads can add options to the very command. While the command
 runs, its plugins are those of every simulation.
 """
 

@@ -10,7 +10,7 @@ from kernbench.sim_engine.operation import Operation
 class PostedOperation(Operation):
     """A rank's part of a collective or a message, which calls back when it has run and when its end is known.
 
-    Thousands may be under way: the next reply to the rank has what has become of them, and only these are looked at.
+    Thousands may be under way: the next reply to the rank has what has become of them, and only these are read.
 
     Args:
         changed: called at both moments; it may be called more than once for one.

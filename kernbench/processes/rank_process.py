@@ -166,7 +166,7 @@ class RankProcesses(ABC):
 
     Attributes:
         by_rank: the processes.
-        died: ranks whose processes have ended in the middle of their programs, as far as anybody has looked.
+        died: ranks whose processes have ended in the middle of their programs, as of the last check.
         away: those who wait for what the simulation does not see, by what ends that.
         awaited: the ranks of those for which the simulation waits, to go on.
         unwound: whether ranks that are to end are notified, and their programs unwind.

@@ -28,6 +28,7 @@ from kernbench.processes.shared_memory import SharedRegion
 from kernbench.processes.timekeeper import Timekeeper
 from kernbench.processes.uplink import SETTLE
 from kernbench.scheduler import RaisedElsewhere, SideThread
+from kernbench.scheduler.execution import InGreenlet
 from kernbench.sim_engine import Condition, Operation
 from kernbench.simulation.matching.groups import Arrival, Communicator, Signature
 from kernbench.simulation.matching.messages import Message, MessageRoute, note_tail
@@ -145,7 +146,7 @@ class Relay:
         """The rank has started a thread, whose first turn comes in order."""
         scheduler, side = self._simulation.scheduler, SideThread(self._rank, name, daemon)
         lane = self._lanes[number] = _Lane(number, side)
-        side.greenlet = greenlet(partial(self._serve_thread, lane), scheduler.main)
+        side.execution = InGreenlet(greenlet(partial(self._serve_thread, lane), scheduler.main))
         scheduler.add_side_thread(side)
         scheduler.make_ready(side.greenlet)
 

@@ -29,7 +29,7 @@ from kernbench.runtime_api.multiprocessing import Multiprocessing, SpawnCall
 from kernbench.runtime_api.process_context import ProcessContext
 from kernbench.runtime_api.spawned_ranks import with_arguments
 from kernbench.scheduler import Rank
-from kernbench.scheduler.carrier import current_carrier
+from kernbench.scheduler.carrier import Carrier, current_carrier
 from kernbench.simulation.ranks.failures import SpawnException
 from kernbench.simulation.simulation import Simulation
 from kernbench.topology import TopologyHandle
@@ -59,7 +59,7 @@ class Adoption:
     def __init__(self, simulation: Simulation, multiprocessing: Multiprocessing) -> None:
         self._simulation = simulation
         self._multiprocessing = multiprocessing
-        self._rank: Rank | None = None
+        self._rank: tuple[Rank, Carrier] | None = None
         self._running = ExitStack()
         self._error: BaseException | None = None
         self._kernels: program_kernels.Kernels = {}
@@ -91,10 +91,9 @@ class Adoption:
         )
         self._driver.start()
         adopted.wait()
-        rank = self._rank
-        assert rank is not None
-        assert rank.carrier is not None
-        rank.carrier.enter()
+        assert self._rank is not None
+        rank, carrier = self._rank
+        carrier.enter()
         self._running.enter_context(simulation.scheduler.living(rank))
         self._running.enter_context(environment.running(rank.index))
         program_kernels.keep(rank.index, self._kernels)
@@ -103,10 +102,10 @@ class Adoption:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        rank, driver = self._rank, self._driver
-        if rank is None or driver is None:
+        adopted, driver = self._rank, self._driver
+        if adopted is None or driver is None:
             return
-        assert rank.carrier is not None
+        rank, carrier = adopted
         host = self._simulation.hosts.of_rank[rank.index]
         idle = not host.tails and not any(memory.ledger.peak for memory in self._simulation.memories.of(host))
         self._kernels = program_kernels.kernels_of(rank.index)
@@ -114,7 +113,7 @@ class Adoption:
             self._running.__exit__(kind, error, trace)
         finally:
             self._rank = self._driver = None
-            rank.carrier.leave()
+            carrier.leave()
             driver.join()
             self._simulation.scheduler.be_driven_here()
             torch.set_num_threads(self._threads)  # a thread that sets it sets it for itself alone

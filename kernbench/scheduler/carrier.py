@@ -18,6 +18,7 @@ import ctypes
 import threading
 from _thread import allocate_lock
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from greenlet import getcurrent, greenlet
@@ -25,7 +26,7 @@ from greenlet import getcurrent, greenlet
 from kernbench.errors import NoProgressError
 from kernbench.scheduler.standstill import tell
 from kernbench.scheduler.thread_effort import Effort
-from kernbench.scheduler.thread_frames import handled_by_thread
+from kernbench.scheduler.thread_frames import frame_of_thread, handled_by_thread
 
 
 class _OfThread(threading.local):
@@ -323,6 +324,21 @@ class Carrier:
             outside()
         finally:
             _local.carrier, self.away = self, False
+
+    @property
+    def thread_id(self) -> int | None:
+        """See :class:`~kernbench.scheduler.execution.Execution`."""
+        return self.thread.ident
+
+    def frame(self) -> FrameType | None:
+        """See :class:`~kernbench.scheduler.execution.Execution`: where the thread is."""
+        return frame_of_thread(self.thread.ident)
+
+    def close(self) -> None:
+        """In main, of a further thread: its rank has ended. If it waits for the world, or is to come, it is left alone."""
+        self.crew.closed = True
+        if self.holds_nothing:
+            self.give_up()
 
     @property
     def is_ending(self) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from typing import Any, Protocol
 
-from kernbench.scheduler.carrier import Carrier
+from kernbench.scheduler.execution import Execution
 
 
 class RankPhase(enum.Enum):
@@ -19,30 +19,34 @@ class RankPhase(enum.Enum):
 
 
 class Rank:
-    """One rank: its greenlet, its phase and, in the end, its outcome.
+    """One rank: what runs it, its phase and, in the end, its outcome.
 
     Attributes:
         index: its number in the world.
         phase: where it is in its life.
-        greenlet: what main resumes to let it run; with a carrier, the one that fronts its thread.
-        carrier: the thread that runs it; None for greenlets.
+        execution: what runs its program.
         error: what it has failed with.
         traceback: of that error, as text.
         ended_by: what it has raised that is no failure (KeyboardInterrupt, as torch has it), and where.
         place: where its program is, if it runs in another process, which has reported it; None: its own frames say.
     """
 
-    __slots__ = ("carrier", "ended_by", "error", "greenlet", "index", "phase", "place", "traceback")
+    __slots__ = ("ended_by", "error", "execution", "index", "phase", "place", "traceback")
+
+    execution: Execution
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.phase = RankPhase.READY
-        self.greenlet: Any = None
-        self.carrier: Carrier | None = None
         self.error: BaseException | None = None
         self.traceback = ""
         self.ended_by = ""
         self.place: Any = None
+
+    @property
+    def greenlet(self) -> Any:
+        """What main resumes to let it run."""
+        return self.execution.greenlet
 
     @property
     def live(self) -> bool:
@@ -60,20 +64,24 @@ class SideThread:
         rank: the number of its rank.
         name: of the thread, in reports.
         daemon: whether its rank ends without it.
-        greenlet: what main resumes to let it run.
-        carrier: the thread; None: it runs in another process.
+        execution: what runs it.
         place: where it is, if it runs in another process, which has reported it.
     """
 
-    __slots__ = ("carrier", "daemon", "greenlet", "name", "place", "rank")
+    __slots__ = ("daemon", "execution", "name", "place", "rank")
+
+    execution: Execution
 
     def __init__(self, rank: int, name: str, daemon: bool) -> None:
         self.rank = rank
         self.name = name
         self.daemon = daemon
-        self.greenlet: Any = None
-        self.carrier: Carrier | None = None
         self.place: Any = None
+
+    @property
+    def greenlet(self) -> Any:
+        """What main resumes to let it run."""
+        return self.execution.greenlet
 
     def __repr__(self) -> str:
         return f"<SideThread {self.name!r} of rank {self.rank}>"

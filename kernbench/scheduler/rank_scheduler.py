@@ -22,6 +22,7 @@ from typing import Any
 from greenlet import GreenletExit, getcurrent
 
 from kernbench.errors import KernbenchError, NoProgressError
+from kernbench.scheduler.carrier import Carrier
 from kernbench.scheduler.host_effects import HostEffects
 from kernbench.scheduler.policy import Policy, RoundRobin
 from kernbench.scheduler.rank import RaisedElsewhere, Rank, RankObserver, RankPhase, SideThread
@@ -147,18 +148,18 @@ class RankScheduler:
             self.rank_by_greenlet[rank.greenlet] = rank.index
             self.make_ready(rank.greenlet)
 
-    def adopt(self, thread: threading.Thread) -> Rank:
-        """The program that ``thread`` runs is rank 0 of a world of one: gives that rank, ready to run."""
+    def adopt(self, thread: threading.Thread) -> tuple[Rank, Carrier]:
+        """The program that ``thread`` runs is rank 0 of a world of one: gives that rank, ready to run, and its carrier."""
         self._turns.failed = []
         runner = CarrierRunner(self._turns)
         self._run_by(runner)
         rank = Rank(0)
         self.ranks = [rank]
         self.live_count = 1
-        runner.adopt(rank, thread)
+        carrier = runner.adopt(rank, thread)
         self.rank_by_greenlet[rank.greenlet] = rank.index
         self.make_ready(rank.greenlet)
-        return rank
+        return rank, carrier
 
     def add_side_thread(self, side: SideThread) -> None:
         """From now on ``side``, which has a greenlet, takes turns; it is not ready yet."""
@@ -184,7 +185,8 @@ class RankScheduler:
         self._tell_lingering()
         for rank in self.runner.running(self.ranks) if self._alarms else ():
             alarm, found = self._alarms.get(rank), self.rank(rank)
-            if alarm is None or found is None or found.carrier is None or still < alarm.due:
+            thread = None if found is None else found.execution.thread_id
+            if alarm is None or found is None or thread is None or still < alarm.due:
                 continue
             alarm.rung += 1
             if not alarm.interval:
@@ -192,7 +194,7 @@ class RankScheduler:
             try:
                 alarm.ring(self.runner.frame_of(found))
             except BaseException as error:
-                raised_in(found.carrier.thread.ident or 0, error)
+                raised_in(thread, error)
 
     def _tell_lingering(self) -> None:
         """Say which rank waits for a thread for long, once."""
@@ -203,8 +205,7 @@ class RankScheduler:
             side = next(
                 (each for each in [*self.side_threads.values()] if (each.rank, each.name) == (rank, name)), None
             )
-            carrier = None if side is None else side.carrier
-            frame = None if carrier is None else frame_of_thread(carrier.thread.ident)
+            frame = None if side is None else frame_of_thread(side.execution.thread_id)
             stack = "" if frame is None else f"\n{shown_stack(frame).rstrip()}"
             tell(
                 f"rank {rank}'s program has ended, and its thread {name!r} goes on: one that is no daemon keeps its process, "
@@ -215,8 +216,7 @@ class RankScheduler:
         """It has ended."""
         self.side_threads.pop(side.greenlet, None)
         self.rank_by_greenlet.pop(side.greenlet, None)
-        if side.carrier is not None:
-            self.rank_by_greenlet.pop(side.carrier.root, None)
+        self.rank_by_greenlet.pop(side.execution.root, None)
 
     def be_driven_here(self) -> None:
         """From now on the running greenlet is main, while no rank runs."""
@@ -260,7 +260,7 @@ class RankScheduler:
 
     def fail(self, rank: Rank, error: BaseException) -> None:
         """Record ``error`` as the root cause of ``rank``'s failure; one that was given up has none any more."""
-        if rank.carrier is not None and rank.carrier.stuck:
+        if rank.execution.stuck:
             rank.phase = RankPhase.ABORTED
             return
         rank.phase = RankPhase.FAILED
@@ -286,8 +286,7 @@ class RankScheduler:
         if self.rank_by_greenlet.pop(rank.greenlet, None) is None:
             return  # given up before, and ended after all
         self.live_count -= 1
-        if rank.carrier is not None:
-            self.rank_by_greenlet.pop(rank.carrier.root, None)
+        self.rank_by_greenlet.pop(rank.execution.root, None)
 
     def current_rank(self) -> int | None:
         """Index of the rank that is running, or None in main (and in a kernel)."""
@@ -409,7 +408,7 @@ class RankScheduler:
             self._refusals = 0
             target.throw(SystemExit)
             if target.dead:
-                if rank.carrier is not None and rank.carrier.stuck:  # its body did not end
+                if rank.execution.stuck:  # its body did not end
                     rank.phase = RankPhase.ABORTED
                     self._unbind(rank)
                 return True
@@ -420,20 +419,17 @@ class RankScheduler:
         return not target
 
     def _unwind_side(self, side: SideThread) -> None:
-        target, carrier = side.greenlet, side.carrier
-        if carrier is not None:
-            carrier.crew.closed = True
-            if carrier.holds_nothing:  # it waits for the world, or is to come: it ends when it asks for its turn
-                carrier.give_up()
+        target, execution = side.greenlet, side.execution
+        execution.close()
         self._refusals = 0
         if target:
             target.throw(SystemExit)
-        elif carrier is None or not carrier.stuck:
+        elif not execution.stuck:
             target.switch()  # its thread waits for its first turn
         if target and not target.dead:
             _keep_for_ever(target)
-        elif carrier is not None and not carrier.stuck:
-            carrier.await_end()
+        elif not execution.stuck:
+            execution.await_end()
         self.drop_side_thread(side)
 
 

@@ -17,6 +17,7 @@ from greenlet import getcurrent, greenlet
 from kernbench.errors import NoProgressError
 from kernbench.scheduler.carrier import Baton, Carrier, current_carrier
 from kernbench.scheduler.crew import Crew
+from kernbench.scheduler.execution import InGreenlet
 from kernbench.scheduler.policy import Entry, Policy
 from kernbench.scheduler.rank import Rank, SideThread
 from kernbench.scheduler.standstill import Standstill, raised_in
@@ -107,7 +108,7 @@ class GreenletRunner(Runner):
 
     def take(self, rank: Rank, body: Callable[[], None], before_run: Callable[[int], None] | None) -> None:
         """See :class:`Runner`; ``before_run`` is not called, as it would be at each switch."""
-        rank.greenlet = greenlet(body, self._turns.main)
+        rank.execution = InGreenlet(greenlet(body, self._turns.main))
 
     def run(self) -> None:
         """See :class:`Runner`."""
@@ -158,10 +159,10 @@ class CarrierRunner(Runner):
         """See :class:`Runner`; ``before_run`` is called with the rank's index whenever that rank is about to run."""
         self._take(rank, body, before_run=before_run)
 
-    def adopt(self, rank: Rank, thread: threading.Thread) -> None:
+    def adopt(self, rank: Rank, thread: threading.Thread) -> Carrier:
         """Let ``thread``, which runs already, be ``rank``'s: it calls :meth:`.Carrier.enter` and :meth:`.Carrier.leave`."""
-        self._take(rank, None, thread=thread)
         self._adopted = True
+        return self._take(rank, None, thread=thread)
 
     def take_side(self, side: SideThread, crew: Crew) -> Carrier:
         """Give a further thread of a rank its turns: it calls :meth:`.Carrier.enter` and :meth:`.Carrier.leave`."""
@@ -171,7 +172,7 @@ class CarrierRunner(Runner):
             index, None, self._turns.main, self.baton, on_bound=lambda root: bind(root, index),
             before_run=crew.carrier.before_run, crew=crew,
         )  # fmt: skip
-        side.carrier, side.greenlet = carrier, carrier.greenlet
+        side.execution = carrier
         self._carriers[carrier.greenlet] = carrier
         return carrier
 
@@ -179,14 +180,12 @@ class CarrierRunner(Runner):
         """It has ended."""
         self._carriers.pop(side.greenlet, None)
 
-    def _take(self, rank: Rank, body: Callable[[], None] | None, **how: Any) -> None:
+    def _take(self, rank: Rank, body: Callable[[], None] | None, **how: Any) -> Carrier:
         index = rank.index
         bind = self._turns.rank_by_greenlet.__setitem__
-        rank.carrier = Carrier(
-            index, body, self._turns.main, self.baton, on_bound=lambda root: bind(root, index), **how
-        )
-        rank.greenlet = rank.carrier.greenlet
-        self._carriers[rank.greenlet] = rank.carrier
+        carrier = Carrier(index, body, self._turns.main, self.baton, on_bound=lambda root: bind(root, index), **how)
+        rank.execution = self._carriers[carrier.greenlet] = carrier
+        return carrier
 
     def waitable(self) -> Any:
         """The fronting greenlet, in a carrier's thread."""
@@ -280,10 +279,8 @@ class CarrierRunner(Runner):
 
     def frame_of(self, rank: Rank) -> FrameType | None:
         """See :class:`Runner`: where the thread is that has the baton, if it is one of this rank's, else its own."""
-        holder, carrier = self.baton.holder, rank.carrier
-        if holder is not None and holder.index == rank.index:
-            carrier = holder
-        return None if carrier is None else frame_of_thread(carrier.thread.ident)
+        holder = self.baton.holder
+        return (holder if holder is not None and holder.index == rank.index else rank.execution).frame()
 
     def stop(self, error: NoProgressError, attempt: int) -> None:
         """See :class:`Runner`."""

@@ -2,7 +2,7 @@
 
 A deadlock is found by virtual time: nothing is in flight and no rank can run. A rank that *runs*, and for ever (``while True``,
 an exception that is caught and caught again, a lock that its own process holds), is no deadlock, and from the outside a hang.
-So the wall clock is looked at, by the watchdog's thread. It changes no result. It writes to ``stderr`` after :data:`SILENCE`
+So the wall clock is read, by the watchdog's thread. It changes no result. It writes to ``stderr`` after :data:`SILENCE`
 seconds without progress, and again whenever twice the time has passed; with ``--hang-after SECONDS`` (:data:`VARIABLE`) the
 rank that runs gets :class:`~kernbench.errors.NoProgressError` after as long, at the line where it is. One that does not end by
 that within :data:`GRACE` seconds is given up: the second attempt is final (ADR 0166).
@@ -146,7 +146,7 @@ class Standstill:
 
     @property
     def seconds(self) -> float:
-        """Of wall-clock time without progress, as far as anybody has looked."""
+        """Of wall-clock time without progress, as of the last check."""
         return perf_counter() - self._since if self._progress() == self._seen else 0.0
 
     def look(self) -> None:

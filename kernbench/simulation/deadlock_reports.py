@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from kernbench.scheduler import Rank, RankPhase, RankScheduler, SideThread, find_cycle
-from kernbench.scheduler.thread_frames import frame_of_thread
 from kernbench.scheduler.tracebacks import headline
 from kernbench.sim_engine import DataExecutor
 from kernbench.simulation.matching.groups import Arrival, Collective
@@ -151,13 +148,6 @@ def _never(rank: Rank | None) -> str:
 
 def _where(rank: Rank | SideThread | None) -> Location:
     """Where a suspended rank, or a thread of it, is in the user's code."""
-    frame: Any = None
     if rank is None:
         return NOWHERE
-    if rank.place is not None:
-        return Location(*rank.place)
-    if rank.carrier is not None and rank.carrier.thread.ident is not None:
-        frame = frame_of_thread(rank.carrier.thread.ident)
-    elif rank.greenlet is not None:
-        frame = rank.greenlet.gr_frame
-    return location_of(frame)
+    return location_of(rank.execution.frame()) if rank.place is None else Location(*rank.place)

@@ -133,7 +133,7 @@ class World:
                 self.scheduler.fail(rank, op.error)
 
     def _deliver_root_causes(self) -> None:
-        """A rank has failed: the others whose own operation failed too raise that first, before anybody is unwound."""
+        """A rank has failed: the others whose own operation failed too raise that first, before any rank is unwound."""
         for op, target in self.waits.pending:
             if op.error is not None:
                 self.scheduler.make_ready(target, op.error)

@@ -44,7 +44,7 @@ class Route:
 
 
 class LinkTable(Sequence[Link]):
-    """All links of a topology; a :class:`Link` object is made when it is looked at (4096 SIPs have 32768 links)."""
+    """All links of a topology; a :class:`Link` object is made when it is read (4096 SIPs have 32768 links)."""
 
     def __init__(self, count: int, make: Callable[[int], Link]) -> None:
         self._count = count

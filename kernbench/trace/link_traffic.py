@@ -21,7 +21,7 @@ from kernbench.topology.node import LocalLink, Vertex
 
 BINS = 240
 _EXACT = 1 << 24
-"""Transfers on links whose times are looked at one by one; members of later collectives are taken to have come together, when
+"""Transfers on links whose times are computed one by one; members of later collectives are taken to have come together, when
 the last one did."""
 _LEAST = 1 << 11
 """Transfers that looking at a collective costs as much as."""

@@ -76,7 +76,7 @@ def _rank_of(about: Mapping[str, Any], file: str) -> int:
 
 
 class _Shown(dict[str, str]):
-    """Names as they can be printed, of very long ones the beginning; each is looked at once."""
+    """Names as they can be printed, of very long ones the beginning; each is read once."""
 
     def __missing__(self, name: str) -> str:
         shown = self[name] = shortened(name, _LONGEST_NAME)

@@ -90,7 +90,7 @@ class Batch(Lanes):
         return np.broadcast_to(self.threads, self.lanes).reshape(-1)
 
     def wrote(self) -> None:
-        """Memory changed: parked lanes of anybody may look again."""
+        """Memory changed: parked lanes of every rank may look again."""
         self.written = True
         write_epoch.bump()
 

@@ -17,8 +17,8 @@ from kernbench.cost.contention import PLACE, SECTOR, Contention, turn_clocks, vi
 from .frontend.program import OpInfo
 from .memory import HostAllocation
 
-_MOST = 1 << 18  # elements of one access that are looked at; of more, those of programs at even distances
-_MOST_WORDS = 1 << 22  # of an allocation whose words are told apart
+_MOST = 1 << 18  # elements of one access that are sampled; of more, those of programs at even distances
+_MOST_WORDS = 1 << 22  # of an allocation whose words are distinguished
 _RUN = 16  # elements that are known to be neighbours where any are: arguments are known to be multiples of as many
 _VECTOR = 16  # bytes that a thread has next to one another
 _AT_ONCE = 128  # bytes of a vector instruction that the cache sees together

@@ -33,7 +33,7 @@ class LaunchSink(Protocol):
         """What pointers point to that a kernel finds in memory, if the sink knows."""
 
     def aside(self) -> AbstractContextManager[Any]:
-        """In a block of it a launch is looked at: what it reads, no program looks at."""
+        """In a block of it a launch is sampled: what it reads, no program looks at."""
 
 
 _sink: LaunchSink | None = None
@@ -68,7 +68,7 @@ class LaunchRecord:
 class _Recorder:
     #: Programs to run per launch, and the device to look at; None runs all of them for real.
     sample: tuple[int, DeviceSpec] | None = None
-    #: What is around each launch that is looked at.
+    #: What is around each launch that is sampled.
     within: Callable[[], AbstractContextManager[None]] = nullcontext
     #: Time every operation.
     profile: bool = False
@@ -103,7 +103,7 @@ def sampled_launches(
 ) -> Iterator[list[LaunchRecord]]:
     """Launches inside the ``with`` block change nothing: a few programs run without storing, and are scaled up.
 
-    ``device``: whose processors share what they read; each launch is looked at in a block of ``within()``.
+    ``device``: whose processors share what they read; each launch is sampled in a block of ``within()``.
     """
     with _recording(_Recorder((programs, device), within)) as records:
         yield records

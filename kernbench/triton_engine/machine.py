@@ -79,13 +79,13 @@ class Execution(Binding):
         self.checks = checks_of(self, None if dry else self.memory.checks(self))
         self.batches: list[Batch] = []
         self._pending: list[Chunk] = []
-        #: Program ids of the wave that is looked at, of which floats are not read; None: everything is run.
+        #: Program ids of the wave that is sampled, of which floats are not read; None: everything is run.
         self.wave = wave
         #: Distinct bytes that the wave has read so far.
         self.distinct = 0
         #: Of its loads of tiles, which of the last two dimensions lies in rows of memory.
         self.contiguous: dict[int, int] = {}
-        #: Trips of all programs' loops, of which only a wave is looked at.
+        #: Trips of all programs' loops, of which only a wave is sampled.
         self.turns = np.zeros(self.programs if wave is not None else 0, dtype=np.int64)
         #: Programs run when only a sample is.
         self.sampled: int | None = None

@@ -208,8 +208,8 @@ def find_live(address: int) -> HostAllocation | None:
     """The storage of any live tensor of this process that includes ``address``.
 
     The last resort for pointers that a plain script put into a table itself. Walking all objects takes tens of
-    milliseconds: young ones are looked at first, and every tensor met is registered. Objects that the program has taken from
-    the garbage collector (``gc.freeze``) are looked at last; what lives then is frozen, too.
+    milliseconds: young ones are searched first, and every tensor met is registered. Objects that the program has taken from
+    the garbage collector (``gc.freeze``) are searched last; what lives then is frozen, too.
     """
     for generation in range(3):
         found = _find_in_generation(address, generation)

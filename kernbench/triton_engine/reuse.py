@@ -15,8 +15,8 @@ from .counts import Counts
 from .machine import Execution
 from .memory import AllocationMap
 
-_FEW = 2  # programs whose atomic updates are looked at
-_MOST_PROGRAMS = 1 << 16  # whose trips are told apart
+_FEW = 2  # programs whose atomic updates are sampled
+_MOST_PROGRAMS = 1 << 16  # whose trips are distinguished
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,14 @@ from hypothesis import strategies as st
 
 from kernbench.errors import ConfigError
 from kernbench.scheduler import RankPhase, RankScheduler, RoundRobin, SeededRandom, find_cycle, make_policy
+from kernbench.scheduler.carrier import Carrier
 
 each_isolation = pytest.mark.parametrize("isolation", ["greenlet", "carrier"])
+
+
+def carrier_of(rank):
+    assert isinstance(rank.execution, Carrier)
+    return rank.execution
 
 
 def interleaving(policy, turns, isolation="greenlet"):
@@ -167,7 +173,7 @@ def test_a_carrier_that_ended_while_main_was_in_the_front_of_another():
     scheduler.start([lambda rank=rank: body(rank) for rank in range(3)], isolation="carrier")
     scheduler.run_ready()
     assert order == [0, 1, 2, 0, 1, 2, 0, 1, 0]
-    assert all(rank.greenlet.dead and not rank.carrier.thread.is_alive() for rank in scheduler.ranks)
+    assert all(rank.greenlet.dead and not carrier_of(rank).thread.is_alive() for rank in scheduler.ranks)
 
 
 def test_an_error_made_ready_behind_a_carrier_is_raised_in_its_turn():
@@ -211,7 +217,7 @@ def test_ctrl_c_while_main_is_in_the_front_of_another_carrier():
     scheduler.abort()
     assert sorted(cleaned) == [0, 1, 2]
     assert scheduler.live_count == 0
-    assert not any(rank.carrier.thread.is_alive() for rank in scheduler.ranks)
+    assert not any(carrier_of(rank).thread.is_alive() for rank in scheduler.ranks)
 
 
 class _InterruptedLock:
@@ -244,7 +250,7 @@ def test_a_rank_that_is_told_to_end_while_it_wakes_up_ends_when_it_is_its_turn()
             seen.append((rank, "end"))
 
     scheduler.start([lambda rank=rank: body(rank) for rank in range(2)], isolation="carrier")
-    carrier = scheduler.ranks[1].carrier
+    carrier = carrier_of(scheduler.ranks[1])
     carrier.turn = _InterruptedLock(carrier.turn)
     with scheduler.at_work():
         scheduler.run_ready()

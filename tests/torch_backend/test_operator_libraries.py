@@ -73,12 +73,13 @@ def test_what_torch_refuses_is_refused(ranks: Ranks) -> None:
 def test_rules_of_modes_and_types_of_arguments(ranks: Ranks) -> None:
     from torch._library.opaque_object import register_opaque_type
     from torch._library.simple_registry import singleton
+    from torch._opaque_base import OpaqueBase
 
     def body() -> tuple[int, str]:
         rank = dist.get_rank()
         rules = singleton.find("kernbench_test::ruled").torch_dispatch_rules
         handle = rules.register(int, lambda: rank)
-        mine = type("Tag", (torch._opaque_base.OpaqueBase,), {"__module__": __name__})
+        mine = type("Tag", (OpaqueBase,), {"__module__": __name__})
         register_opaque_type(mine, typ="reference")
         dist.barrier()  # by now all have registered both
         with pytest.raises(RuntimeError, match="already has a `__torch_dispatch__` rule"):
@@ -96,3 +97,29 @@ def test_rules_of_modes_and_types_of_arguments(ranks: Ranks) -> None:
     for _ in range(2):  # a second simulation in the same process registers the same
         assert ranks(body) == [(rank, f"{__name__}.Tag") for rank in range(4)]
     assert singleton.find("kernbench_test::ruled").torch_dispatch_rules.find(int) is None
+
+
+def test_a_type_that_one_rank_takes_back_stays_that_of_the_others(ranks: Ranks) -> None:
+    from torch._library import opaque_object
+
+    if not hasattr(opaque_object, "unregister_custom_class"):
+        pytest.skip("torch takes types back since 2.15")
+
+    def body() -> list[bool]:
+        mine = type("Returned", (opaque_object.CustomClassBase,), {"__module__": __name__})
+        found = []
+        opaque_object.register_custom_class(mine, typ="symbolic")
+        dist.barrier()
+        for rank in range(dist.get_world_size()):
+            if rank == dist.get_rank():
+                opaque_object.unregister_custom_class(mine)
+            dist.barrier()
+            found.append(torch._C._is_opaque_type_registered(f"{__name__}.Returned"))
+            dist.barrier()
+        opaque_object.register_custom_class(mine, typ="symbolic")  # as after any other taking back
+        dist.barrier()
+        opaque_object.unregister_custom_class(mine)
+        return found
+
+    for _ in range(2):
+        assert ranks(body) == [[True, True, True, False]] * 4

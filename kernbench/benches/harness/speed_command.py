@@ -150,7 +150,7 @@ def rows(outcome: Outcome) -> list[tuple[str, ...]]:
             found.append((label, name, "cannot", "", "", "", outcome.cannot[name][:60], "", "", ""))
             continue
         samples = outcome.samples.get(name)
-        if samples is None:  # ours could not be measured, and nobody else was
+        if samples is None:  # ours could not be measured, and no other tree was
             continue
         other = "" if mine else name
         estimate = outcome.estimate(other)

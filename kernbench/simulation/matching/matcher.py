@@ -227,7 +227,7 @@ class Matcher:
 
     def _drop_complete(self) -> bool:
         """Forget collectives that have ended; False if there is none. They end nearly in the order in which they were posted:
-        all are looked at only when nothing is in flight."""
+        all are searched only when nothing is in flight."""
         pending, ended = self.pending, 0
         while ended < len(pending) and pending[ended].complete:
             ended += 1

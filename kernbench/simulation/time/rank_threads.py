@@ -3,8 +3,8 @@
 A side thread takes turns as ranks do. What it waits for of another thread is a condition, as a collective is an operation:
 which thread is resumed, and when, follows from the scheduler and virtual time, and none that can go on is forgotten.
 
-What the simulation does not see (a pipe, a thread that takes no turns yet) is looked at when nothing else can happen, one thing
-at a time: how quick it is changes nothing.
+What the simulation does not see (a pipe, a thread that takes no turns yet) is waited for when nothing else can happen, one
+thing at a time: how quick it is changes nothing.
 """
 
 from __future__ import annotations
@@ -198,8 +198,8 @@ class RankThreads:
         for item in [item for item in self._waits.pending if item[1] in sides]:
             self._waits.pending.remove(item)
             side = sides[item[1]]
-            if side.carrier is not None and side.carrier.away:
-                side.carrier.give_up()
+            if side.execution.away:
+                side.execution.give_up()
                 self.ended(side)
             else:
                 self._scheduler.make_ready(side.greenlet, SystemExit())

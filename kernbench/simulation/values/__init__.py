@@ -1,1 +1,1 @@
-"""What is in tensors: computed when it is looked at, or, without data, known or assumed."""
+"""What is in tensors: computed when it is read, or, without data, known or assumed."""

@@ -26,7 +26,7 @@ BENCHMARKING = "torch._inductor.runtime.benchmarking"
 METRICS = "torch._dynamo.metrics_context"
 
 NO_CLOCK = SimpleNamespace(time_ns=lambda: 0)
-"""Stands for ``time`` where torch notes how long compiling took: a rank's clock is not to be looked at for that."""
+"""Stands for ``time`` where torch notes how long compiling took: a rank's clock is not to be read for that."""
 
 _TUNES = ("autotune_to_one_config", "coordinate_descent_tuning")
 _SETS_DRIVER = ("set_driver_to_cpu", "set_driver_to_gpu")

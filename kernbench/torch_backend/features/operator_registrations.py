@@ -26,11 +26,13 @@ RELIES_ON = (
              has=("register", "find")),
     Reliance("torch._library.utils.RegistrationHandle", "takes a registration back", has=("destroy",)),
     Reliance("torch._C._register_opaque_type", "is called with the name of a class, and refuses one that it has",
-             looked_up_by=("torch._library.opaque_object.register_opaque_type",), since="2.10"),
+             looked_up_by=("torch._library.opaque_object",)),
+    Reliance("torch._C._unregister_opaque_type", "takes it back, which torch offers since 2.15",
+             looked_up_by=("torch._library.opaque_object",), since="2.15"),
 )  # fmt: skip
 
 _types_of_ranks: set[str] = set()
-"""Opaque types that ranks have registered, in any simulation: C++ never forgets one."""
+"""Opaque types that ranks have registered, in any simulation, and C++ has, which keeps one until it is taken back."""
 
 
 @dataclass
@@ -57,8 +59,7 @@ def install(patches: Patches, whose: Callable[[], int | None], modules: Callable
         return spawns.setdefault(modules(), _Registered())
 
     _install_rules(patches, whose, registered)
-    if hasattr(torch._C, "_register_opaque_type"):
-        _install_types(patches, whose, registered)
+    _install_types(patches, whose, registered)
 
 
 def _install_rules(patches: Patches, whose: Callable[[], int | None], registered: Callable[[], _Registered]) -> None:
@@ -103,3 +104,17 @@ def _install_types(patches: Patches, whose: Callable[[], int | None], registered
             registered().types.add((rank, name))
 
     patches.set(C, "_register_opaque_type", register_opaque_type)
+    if not hasattr(C, "_unregister_opaque_type"):
+        return
+    stock_unregister = C._unregister_opaque_type
+
+    def unregister_opaque_type(name: str) -> None:
+        rank = whose()
+        types = set() if rank is None else registered().types
+        if rank is not None:
+            types.discard((rank, name))
+        if not any(each == name for _, each in types):  # no other rank has it
+            _types_of_ranks.discard(name)
+            stock_unregister(name)
+
+    patches.set(C, "_unregister_opaque_type", unregister_opaque_type)

@@ -27,7 +27,7 @@ def visible(simulation: Simulation, tensor: torch.Tensor, entry: str) -> torch.T
     """A plain tensor of the values that a look at ``tensor``, which is assumed, shows; it is noted once per line.
 
     Args:
-        entry: how it is looked at (``"numpy"``).
+        entry: how it is read (``"numpy"``).
 
     Raises :class:`KernbenchError` if the simulation's policy is to stop there.
     """

@@ -116,7 +116,7 @@ def _histogram(args: Any, kwargs: Any, is_helper: Helper) -> str:
 
 
 def _drawn(args: Any, kwargs: Any, is_helper: Helper) -> str:
-    """Deviations are looked at: none may be negative."""
+    """Deviations are computed: none may be negative."""
     return WAITS if len(args) > 1 and isinstance(args[1], torch.Tensor) else ""
 
 

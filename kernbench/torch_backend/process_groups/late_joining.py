@@ -112,7 +112,7 @@ def _asks_for_torch(frame: Any) -> bool:
 
 
 def _told_of(waiting: _Waiting, gpu: SimpleNamespace) -> dict[str, Any]:
-    """What ``torch.cuda`` says of a GPU before anybody uses one: launchers ask, and packages when they are imported."""
+    """What ``torch.cuda`` says of a GPU before the first use of one: launchers ask, and packages when they are imported."""
 
     def properties(device: Any = None) -> SimpleNamespace:
         waiting.number(device)

@@ -67,7 +67,7 @@ class PostingGroup(STOCK):
     Args:
         simulation: of the rank.
         device: of the rank.
-        futures: keeps what works promise, if anybody does.
+        futures: keeps what works promise, if they do.
         communicator: the members, shared by all of them.
         rank: this rank's number in the group.
         backend: the name that the program asked for.

@@ -265,7 +265,7 @@ class ProcessState:
         patches.set(owner, name, change)
 
     def _change_folder(self, path: Any) -> None:
-        """``os.chdir``. From the first one on, ranks' folders are looked at."""
+        """``os.chdir``. From the first one on, ranks' folders are compared."""
         if not self._folders_differ:
             self._folder, self._folders_differ = os.getcwd(), True
         _chdir(path)

@@ -75,7 +75,7 @@ RELIES_ON = (
 )  # fmt: skip
 
 _known: set[str] = set()
-"""Operations that have been looked at."""
+"""Operations that have been classified."""
 
 
 @functools.cache

@@ -4,7 +4,7 @@ Paged attention, embeddings and mixtures of experts gather so: ``base + table[i]
 index for every element (8 bytes each, several passes over them) took ten times as long as the copy; a decode step over pages
 is three times as fast with one ``index_select`` of rows over an overlapping view of memory. Many kernels add the integers
 before they add them to the pointer, so that nothing in the program tells rows from columns: then one line of the integers is
-looked at, and all of them only if that line is a progression.
+read, and all of them only if that line is a progression.
 
 Whole rows are read, masked elements included, as long as every row lies inside its allocation; columns that no row needs are
 left out first. Anything else is looked up element by element, and so are checked runs (``set_checks``); a row outside of its

@@ -136,7 +136,7 @@ def _windows_of(
 def _fetch(
     access: Access, windows: _Windows, allocation: HostAllocation | None, origin: int, dtype: torch.dtype
 ) -> Tensor | None:
-    """Copies of all windows ``origin`` bytes on, stacked; None if they are to be looked at one by one."""
+    """Copies of all windows ``origin`` bytes on, stacked; None if they are to be read one by one."""
     item, foot = access.item, windows.foot
     lo = origin + windows.least
     raw = torch.uint8 if dtype in FLOAT8 else dtype

@@ -195,7 +195,7 @@ class RankDevice:
     def memory(self) -> DeviceMemory:
         """Memory of that SIP."""
         self.require()
-        self.visible  # noqa: B018  (which one that is is settled by the first use)
+        self.visible  # noqa: B018  (the first use decides which one that is)
         return self.simulation.storages.memory(self.host.sip)
 
     def enqueue(self, name: str, cost: Cost) -> Operation:

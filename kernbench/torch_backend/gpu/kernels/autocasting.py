@@ -32,7 +32,7 @@ _IN_32_BITS = (
     "linalg_vector_norm", "norm.Scalar", "norm.ScalarOpt_dim",
 )  # fmt: skip
 _WIDENING = {"softmax.int": "_softmax", "log_softmax.int": "_log_softmax"}
-"""Operators that may be told a dtype, and the kernel that each has for float16."""
+"""Operators that take a dtype, and the kernel that each has for float16."""
 _IMAGES = (
     "max_pool3d", "avg_pool3d", "adaptive_avg_pool3d", "max_unpool2d", "max_unpool3d", "reflection_pad1d", "reflection_pad2d",
     "replication_pad1d", "replication_pad2d", "replication_pad3d",

@@ -3,7 +3,7 @@
 To C++ the tensors that stand for a GPU's are the CPU's, for which it never looks up a kernel for CUDA: that is done where
 operations are recorded. Each rank has its own kernels, and of several of one operator the newest is called, as in torch.
 
-Operators that torch composes of others are taken apart above autograd, before anybody records them. While one of them is
+Operators that torch composes of others are taken apart above autograd, before they are recorded. While one of them is
 overridden, what takes it apart for tensors of the CPU asks first (:func:`composed`).
 """
 

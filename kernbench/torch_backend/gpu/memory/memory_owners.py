@@ -160,7 +160,7 @@ class _OfRank:
                 if innermost is None:
                     innermost = use or self._called(module, frame)
                     if use is not None and phase == self.given_in:
-                        break  # callers are looked at for a module's first call, and once in a phase
+                        break  # callers are read for a module's first call, and once in a phase
                 elif use is None:
                     self._called(module, frame)
                 outermost = frame
