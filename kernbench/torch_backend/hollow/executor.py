@@ -18,6 +18,7 @@ from kernbench.simulation.values import known_values
 from kernbench.simulation.values.assumptions import default_stand_in, fill
 from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.gpu.tensors.placement import PLAIN
+from kernbench.torch_backend.hollow.computed_shapes import shapes_by_computing
 from kernbench.torch_backend.hollow.data_dependent_shapes import selected
 from kernbench.torch_backend.hollow.host_looks import as_stated
 from kernbench.torch_backend.hollow.shapes import Described, UnknownShapeError, allocate, described, made_on_host
@@ -286,7 +287,7 @@ class HollowValues:
                     f"{operator.name} has no shape rule (no meta or fake kernel), and its tensors are too large to compute "
                     f"without data: register one with torch.library.register_fake ({error})"
                 ) from None
-            return None
+            return shapes_by_computing(func, args, kwargs or {}, _has_no_numbers) if func.namespace == "aten" else None
 
     # -- what is made and written ----------------------------------------------------------------------------------------
 
@@ -411,6 +412,12 @@ def _is_assumed(tensor: torch.Tensor) -> bool:
     if not tensor.numel():
         return True
     return stored is not None and stored.stand_in is not None and stored.missing is None
+
+
+def _has_no_numbers(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's bytes are not its numbers."""
+    stored = stored_of(tensor)
+    return stored is not None and stored.hollow
 
 
 def _is_hollow(tensor: torch.Tensor) -> bool:
