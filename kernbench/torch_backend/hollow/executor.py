@@ -170,8 +170,14 @@ class HollowValues:
             made = _tensors_of(what)
             size = max([each.numel * (each.dtype.itemsize if on_gpu else 1) for each in made], default=0)
             compute = what is None or size <= self._most(on_gpu, made, kwargs) or gives_whole(made, tensors)
+        result = None
         if compute:
-            result = self._computed.compute(call)
+            try:
+                result = self._computed.compute(call)
+            except RuntimeError as error:
+                what = self._of_any_numbers(error, operator, func, args, kwargs, found)
+                compute = False
+        if compute:
             self._mark_computed(operator, args, kwargs, result, unknown=found.unknown)
             if on_gpu:
                 keep_whole(device, result, tensors)
@@ -288,6 +294,22 @@ class HollowValues:
                     f"without data: register one with torch.library.register_fake ({error})"
                 ) from None
             return shapes_by_computing(func, args, kwargs or {}, _has_no_numbers) if func.namespace == "aten" else None
+
+    def _of_any_numbers(
+        self, error: RuntimeError, operator: TorchOperator, func: Any, args: Any, kwargs: Any, found: Survey
+    ) -> Any:
+        """What a call gives that was refused, maybe for numbers that are only assumed (a singular matrix). Raises ``error`` if it
+        is anything else."""
+        if not found.unknown or isinstance(error, KernbenchError):
+            raise error
+        try:
+            what = described(func, args, kwargs or {}, found.key)
+        except (UnknownShapeError, KernbenchError):
+            raise error from None
+        self._unmodelled.say(
+            f"{operator.name} refuses the numbers that are assumed here: taken to accept those that are not known"
+        )
+        return what
 
     # -- what is made and written ----------------------------------------------------------------------------------------
 

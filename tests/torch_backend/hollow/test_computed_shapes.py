@@ -1,5 +1,5 @@
-"""Without data, operators of torch's whose shapes no kernel tells: they are computed on numbers that stand for those that are not
-there, and what they give is assumed."""
+"""Without data, operators of torch's whose shapes no kernel tells: they are computed on numbers that stand for those that are
+not there, and what they give is assumed. Numbers that are assumed are no reason to refuse."""
 
 from __future__ import annotations
 
@@ -30,7 +30,13 @@ def _least_squares() -> tuple[Any, ...]:
     return tuple(tuple(each.shape) for each in torch.linalg.lstsq(*given))
 
 
-CASES = {"ctc_loss": _ctc, "lstsq": _least_squares}
+def _singular() -> tuple[Any, ...]:
+    matrix, ones = torch.randn(3, 3, device="cuda"), torch.ones(3, device="cuda")
+    given = [torch.linalg.solve(matrix, ones), torch.linalg.cholesky(matrix @ matrix.mT), torch.linalg.inv(matrix)]
+    return tuple(tuple(each.shape) for each in given)
+
+
+CASES = {"ctc_loss": _ctc, "lstsq": _least_squares, "singular": _singular}
 
 
 def _run(body: Callable[[], Any], *, data: bool) -> Any:
@@ -59,6 +65,17 @@ def test_numbers_that_stand_for_others_are_in_bounds() -> None:
     assert found == Described((3, 4), (4, 1), torch.float32)
     assert table.isnan().all()
     assert (at == 1 << 40).all()
+
+
+def test_what_is_known_and_wrong_is_refused() -> None:
+    def body() -> str:
+        with pytest.raises(RuntimeError, match="singular"):
+            torch.linalg.solve(torch.zeros(3, 3, device="cuda"), torch.ones(3, device="cuda"))
+        with pytest.raises(RuntimeError, match="must be batches of square matrices"):
+            torch.linalg.inv(torch.randn(3, 4, device="cuda"))
+        return "refused"
+
+    assert _run(body, data=False) == "refused"
 
 
 def test_what_refuses_them_is_refused_in_words() -> None:
