@@ -10,7 +10,6 @@ import contextlib
 import ctypes
 import os
 import sys
-import threading
 from atexit import _run_exitfuncs
 from importlib import import_module
 from typing import Any, NoReturn
@@ -18,6 +17,7 @@ from typing import Any, NoReturn
 import click
 
 from kernbench.command_ends import FromCommand, exit_code_of, tell_lost, tell_usage
+from kernbench.process_end import await_threads
 from kernbench.standard_output import LostOutput, require_output, watch_output
 from kernbench.suggestions import nearest
 from kernbench.version import __version__
@@ -116,9 +116,7 @@ def end_process(code: int) -> NoReturn:
     they list, over dozens of lines, as leaks.
     """
     with contextlib.suppress(KeyboardInterrupt):
-        for thread in threading.enumerate():
-            if thread is not threading.current_thread() and not thread.daemon:
-                thread.join()
+        await_threads()
         _run_exitfuncs()
     try:
         require_output()

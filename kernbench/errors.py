@@ -24,6 +24,14 @@ def message_of(error: BaseException) -> str:
     return f"{text[:MOST_OF_A_MESSAGE]}... (shortened: the message has {len(text):,} characters)"
 
 
+def notes_of(error: BaseException) -> list[str]:
+    """What has been added to an exception, whatever that is: each as text, of one that says very much the beginning."""
+    notes = getattr(error, "__notes__", None)
+    if not isinstance(notes, list | tuple):
+        return []
+    return [(each if isinstance(each, str) else repr(each))[:MOST_OF_A_MESSAGE] for each in notes]
+
+
 class KernbenchError(RuntimeError):
     """Base class of every error that kernbench raises on its own account.
 

@@ -64,7 +64,7 @@ def replacing(path: str | Path) -> Iterator[Path]:
     with _explained(path):
         try:
             yield part
-            if target.exists():
+            if exists(target):
                 part.chmod(stat.S_IMODE(target.stat().st_mode))
             part.replace(target)
         except BaseException:

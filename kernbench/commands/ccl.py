@@ -11,6 +11,9 @@ from kernbench.errors import ConfigError
 from kernbench.names import ALGORITHM, SYSTEM
 from kernbench.plurals import counted
 
+MOST_MEMBERS = 1024
+"""An order has a term for each member in each of as many chunks."""
+
 
 @click.group(name="ccl", context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
@@ -41,7 +44,7 @@ def list_algorithms(system: str | None) -> None:
 
 @command.command()
 @click.argument("name", type=ALGORITHM, metavar="NAME")
-@click.option("--members", type=click.IntRange(min=1), default=4, show_default=True)
+@click.option("--members", type=click.IntRange(1, MOST_MEMBERS), default=4, show_default=True)
 @click.option("--nodes", type=click.IntRange(min=1), default=1, show_default=True, help="That they stand on.")
 @click.option("--root", type=click.IntRange(min=0), default=0, show_default=True)
 def order(name: str, members: int, nodes: int, root: int) -> None:
@@ -67,7 +70,9 @@ def order(name: str, members: int, nodes: int, root: int) -> None:
 
 @command.command()
 @click.argument("module")
-@click.option("--members", type=click.IntRange(min=1), default=16, show_default=True, help="Check 1 to this many.")
+@click.option(
+    "--members", type=click.IntRange(1, MOST_MEMBERS), default=16, show_default=True, help="Check 1 to this many."
+)
 def check(module: str, members: int) -> None:
     """Whether the schedules of MODULE, a Python module, do what its collective asks: for 1 member, 2, 3, ..."""
     from kernbench.ccl.expressions import check_schedule

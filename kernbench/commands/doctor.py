@@ -17,6 +17,7 @@ from pathlib import Path
 import click
 
 import kernbench
+from kernbench.input_files import exists, is_directory
 from kernbench.plugins import discovery
 from kernbench.plugins.command import PluginCommand
 from kernbench.plugins.manager import default_manager
@@ -258,14 +259,14 @@ def _cache() -> Iterator[Finding]:
     home = os.environ.get("TRITON_HOME", str(Path.home()))
     folder = Path(given) if given else Path(home) / ".triton" / "cache"
     existing = folder
-    while not existing.exists() and existing != existing.parent:
+    while not exists(existing) and existing != existing.parent:
         existing = existing.parent
     if not _takes_files(existing):
         yield Finding(
             FAIL, "Triton cache", f"{folder} cannot be written", "set TRITON_CACHE_DIR to a folder that you may write to"
         )  # fmt: skip
         return
-    entries = sum(1 for _ in folder.iterdir()) if folder.is_dir() else 0
+    entries = sum(1 for _ in folder.iterdir()) if is_directory(folder) else 0
     yield Finding(OK, "Triton cache", f"{folder}, {entries} entries")
 
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
 from kernbench.errors import ConfigError
+from kernbench.input_files import exists, is_file
 from kernbench.plugins.command import PluginCommand
 
 _WITHOUT_EFFECT = {
@@ -140,11 +140,11 @@ def _names_choice(option: click.Parameter, rest: Sequence[str]) -> bool:
     """
     if not isinstance(option.type, click.Choice) or not rest or rest[0].startswith("-"):
         return False
-    if rest[0] in option.type.choices or not rest[1:] or not Path(rest[1]).is_file():
+    if rest[0] in option.type.choices or not rest[1:] or not is_file(rest[1]):
         return rest[0] in option.type.choices
     from kernbench.commands.run_command import found
 
-    return not Path(rest[0]).exists() and found(rest[0]) is None
+    return not exists(rest[0]) and found(rest[0]) is None
 
 
 def _spellings(option: str) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ import atexit
 import contextlib
 import os
 import sys
-import threading
 import traceback
 from atexit import _clear, _run_exitfuncs
 from collections.abc import Callable, Collection
@@ -16,6 +15,7 @@ from multiprocessing.util import Finalize, _exit_function  # type: ignore[attr-d
 from typing import Any, NoReturn, TextIO
 
 from kernbench.errors import KernbenchError
+from kernbench.process_end import await_threads
 from kernbench.processes import outside
 from kernbench.processes.channel import portable
 from kernbench.processes.family import Child
@@ -87,22 +87,23 @@ def run(
 
 
 def _live(simulation: Simulation, side: RankSide, body: Callable[[], Any]) -> NoReturn:
-    error, trace, failed = None, "", False
+    error, trace, failed, ends = None, "", False, True
     try:
         body()
         _finish(simulation, side)
     except RaisedElsewhere as raised:  # whatever its kind, it is a failure
         error, trace, failed = portable(raised.error), raised.traceback, True
+        ends = isinstance(raised.error, SystemExit)
     except BaseException as raised:
+        ends = isinstance(raised, SystemExit)
         try:
             error, trace = portable(raised), user_traceback(raised)
         except BaseException as other:  # what is shown is the program's, as its exception is
             name = type(raised).__qualname__
             error, trace = (None, name), f"{name} (to show it has raised {type(other).__qualname__})\n"
     with contextlib.suppress(BaseException):
-        for thread in threading.enumerate():
-            if thread is not threading.current_thread() and not thread.daemon:
-                thread.join()
+        if ends:  # threads of a rank that has failed may wait for it
+            await_threads()
         _run_exitfuncs()
     side.cast("ended", error, trace, Legacy.of(simulation, side.host), failed)
     side.send()

@@ -82,6 +82,7 @@ class RankSide(Uplink):
         simulation.steps.noted = self._step_ended
         simulation.memories.refresh = self._waits_refresh
         ThreadSide(self).install()
+        self.signals.install()
         self._stock_memories = simulation.memories.open
         self._stock_communicators = simulation.world.communicators.of
         for path, names in CROSSES:

@@ -372,13 +372,16 @@ class Relay:
             self._simulation.waits.block_on(now)
 
     def _answer(self, lane: _Lane, value: Any, raised: Any, clock: float) -> None:
+        try:
+            self._send(lane, value, raised, clock)
+        except OSError:
+            self._died()
+
+    def _send(self, lane: _Lane, value: Any, raised: Any, clock: float) -> None:
         if self._keeper is not None:
             self._keeper.stir(look=lane.looked)
             lane.looked = False
-        try:
-            self._child.wire.send((lane.number, value, raised, clock, self._simulation.engine.now, self._news()))
-        except OSError:
-            self._died()
+        self._child.wire.send((lane.number, value, raised, clock, self._simulation.engine.now, self._news()))
 
     def answer_early(self) -> None:
         """What the rank waits for is done, and its turn is to come: if it is certain what it will receive then, send it now.
@@ -399,7 +402,10 @@ class Relay:
             ends = [op.end for op in awaited if op.end is not None and op.done and op.error is None]
             if len(ends) == len(awaited):
                 lane.promised = max([self._me.clock, *ends])
-                self._answer(lane, value(), None, lane.promised)
+                try:
+                    self._send(lane, value(), None, lane.promised)
+                except OSError:  # it has died, and fails in its turn
+                    lane.promised = None
 
     def operation(self, number: int) -> Operation:
         """The rank's operation of this number."""

@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 
 from kernbench.errors import KernbenchError
 from kernbench.processes.channel import Portable, Wire, restored
+from kernbench.processes.held_signals import HeldSignals
 from kernbench.processes.payload import Payloads, Posted
 from kernbench.processes.shared_memory import SharedMemory
 from kernbench.scheduler.crew import Crew, being_outside, is_outside
@@ -84,6 +85,7 @@ class Uplink:
             it computes is not timed, and it cannot call others.
         crew: the rank's threads, once its program has started one.
         turn: the number of the running thread, None: it takes no turns.
+        signals: whose handlers do not run in the middle of what is said.
         settle: gives what threads have to say that take no turns.
     """
 
@@ -92,6 +94,7 @@ class Uplink:
         self.rank = rank
         self._wire = wire
         self.payloads = Payloads(shared, simulation.storages)
+        self.signals = HeldSignals()
         self._lock = RLock()  # the interpreter's own: a rank's program gets others
         self._kept: list[tuple[Any, ...]] = []
         self._released: list[int] = []
@@ -145,10 +148,11 @@ class Uplink:
         finally:
             if crew.closed and self.turn.number:
                 raise SystemExit
-            with self._lock:  # what is kept is of the thread that runs
-                self._send([("call", "come_back", (), None, "", 0, 0.0, user_location())])
-            self._hear("come_back", *self._reply())
-            crew.write(own)
+            with self.signals:
+                with self._lock:  # what is kept is of the thread that runs
+                    self._send([("call", "come_back", (), None, "", 0, 0.0, user_location())])
+                self._hear("come_back", *self._reply())
+                crew.write(own)
 
     def begin_turns(self) -> None:
         """In a thread that has got a number: return when it is its turn."""
@@ -220,7 +224,7 @@ class Uplink:
         """Send what is kept."""
         if self.apart:
             return
-        with self._lock:
+        with self.signals, self._lock:
             kept, self._kept = self._kept, []
             if self._released:
                 released = self._released.copy()
@@ -247,14 +251,15 @@ class Uplink:
         self.compute()
         host, place, crew = self.host, user_location(), self.crew
         own = None if crew is None else crew.read()
-        with self._lock:
-            self.cast("call", name, args, host.clock, host.stream, host.sip, host.busy, place)
-            self.send()
-        try:
-            return self._hear(name, *self._reply())
-        finally:
-            if crew is not None:
-                crew.write(own)
+        with self.signals:
+            with self._lock:
+                self.cast("call", name, args, host.clock, host.stream, host.sip, host.busy, place)
+                self.send()
+            try:
+                return self._hear(name, *self._reply())
+            finally:
+                if crew is not None:
+                    crew.write(own)
 
     def _hear(
         self, name: str, value: Any, error: Portable | None, clock: float, now: float, news: Sequence[tuple[Any, ...]]

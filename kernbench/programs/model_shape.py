@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from kernbench.errors import ConfigError
-from kernbench.input_files import read_json, shortened, shown_path
+from kernbench.input_files import is_directory, read_json, shortened, shown_path
 
 MOST = 10**9
 """Of what is counted."""
@@ -95,7 +95,7 @@ class ServedModel:
     @classmethod
     def read(cls, path: Path, world: int, dtype: str | None = None) -> ServedModel:
         """Read the file, or that of a folder; ``dtype`` instead of the file's. Raises ConfigError that names it."""
-        file = path / "config.json" if path.is_dir() else path
+        file = path / "config.json" if is_directory(path) else path
         given = read_json(file)
         if not isinstance(given, dict):
             raise ConfigError(f"{shown_path(file)}: expected an object, a model's config.json")

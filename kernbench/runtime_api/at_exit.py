@@ -9,7 +9,6 @@ import inspect
 import os
 import sys
 import threading
-import traceback
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ import torch
 
 from kernbench.errors import KernbenchError
 from kernbench.own_files import is_own
+from kernbench.scheduler import user_traceback
 from kernbench.simulation.ranks.locations import is_installed, is_pythons
 from kernbench.torch_backend.patches import Patches
 
@@ -128,6 +128,6 @@ def _do(tasks: list[_Task], finalizers: list[Any]) -> None:
             raise
         except SystemExit:
             continue
-        except Exception:
-            print(f"Exception ignored in atexit callback: {func!r}", file=sys.stderr)
-            traceback.print_exc()
+        except Exception as error:
+            said = f"Exception ignored in atexit callback: {func!r}\n{user_traceback(error)}"
+            print(said, end="", file=sys.stderr)

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
+from os import getpid
 from typing import Any, TypeVar
 
 from kernbench.errors import ConfigError
@@ -237,10 +238,10 @@ def interruptible(on_interrupt: Callable[[], None]) -> Iterator[None]:
     """Call ``on_interrupt`` before a signal ends the run, wherever the main thread is: Ctrl-C as Python handles it by itself,
     and what :func:`~kernbench.scheduler.interruption.ending_signals` handles."""
     before: dict[int, Any] = {}
-    process = os.getpid()
+    process = getpid()
 
     def interrupt(signum: int, frame: Any) -> None:
-        if os.getpid() == process:
+        if getpid() == process:
             on_interrupt()
         before[signum](signum, frame)
 

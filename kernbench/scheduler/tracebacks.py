@@ -14,7 +14,7 @@ from functools import cache
 from importlib.util import find_spec
 from types import FrameType, TracebackType
 
-from kernbench.errors import MOST_OF_A_MESSAGE, ConfigError, message_of
+from kernbench.errors import MOST_OF_A_MESSAGE, ConfigError, message_of, notes_of
 from kernbench.own_files import is_own
 from kernbench.plurals import counted
 
@@ -129,8 +129,7 @@ def _said(error: BaseException) -> str:
     if isinstance(error, SyntaxError) or hasattr(error, "exceptions"):  # shown in ways of their own
         text = "".join(traceback.format_exception_only(type(error), error))
         return text if len(text) <= MOST_OF_A_MESSAGE else f"{text[:MOST_OF_A_MESSAGE]}... (shortened)\n"
-    notes = getattr(error, "__notes__", None) or ()
-    return "".join(f"{line}\n" for line in (headline(error), *(str(note)[:MOST_OF_A_MESSAGE] for note in notes)))
+    return "".join(f"{line}\n" for line in (headline(error), *notes_of(error)))
 
 
 def _name(error: BaseException) -> str:

@@ -69,7 +69,7 @@ class Quantity:
                 raise QuantityError(
                     f"{describe(value)}, whose unit is not one of {', '.join(self.display)}", self.expected
                 )
-            value = Fraction(match[1].replace("_", "")) * (self.factors[unit] if unit else 1)
+            value = _number(match[1].replace("_", "")) * (self.factors[unit] if unit else 1)
         try:
             number = float(value)
         except OverflowError:
@@ -84,6 +84,14 @@ class Quantity:
             return f"{value:g} {self.display[-1]}"
         unit = next((unit for unit in self.display if abs(value) >= float(self.factors[unit])), self.display[-1])
         return f"{value / float(self.factors[unit]):.{digits}g} {unit}"
+
+
+def _number(text: str) -> Fraction | float:
+    """Exactly; as a float where there are more digits than Python reads."""
+    try:
+        return Fraction(text)
+    except ValueError:
+        return float(text)
 
 
 def _prefixed(*units: str, scale: Fraction | int = 1, binary: bool = False) -> dict[str, Fraction | int]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from kernbench.errors import message_of
+from kernbench.errors import message_of, notes_of
 from kernbench.memory.ledger import CATEGORIES, Composition
 from kernbench.memory.limits import format_size
 from kernbench.plurals import counted
@@ -170,5 +170,5 @@ _UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 def notes_that_python_hides(errors: Iterable[BaseException], shown: str) -> Iterator[str]:
     """Reports on errors that were ``shown`` which their tracebacks do not have, each once: before Python 3.11 a traceback
     knows no notes, unless a package has taught it to (``exceptiongroup``, which pytest imports there)."""
-    notes = (note for error in errors if message_of(error) in shown for note in getattr(error, "__notes__", ()))
+    notes = (note for error in errors if message_of(error) in shown for note in notes_of(error))
     yield from dict.fromkeys(note for note in notes if note not in shown)

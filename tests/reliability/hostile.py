@@ -3,6 +3,8 @@
 A command may succeed, or end with 2 and one line per problem, short and printable,
 without a traceback. Anything else is a
 failure: another exception, another exit code, more than :data:`SECONDS` of processor time.
+
+:func:`fuzz` draws inputs from a seed, so that a part of a run can be drawn again, and keeps what fails as a file.
 """
 
 from __future__ import annotations
@@ -14,11 +16,12 @@ import json
 import os
 import re
 import signal
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
+from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
 from kernbench.cli import app
@@ -37,6 +40,12 @@ PART = 500
 """Inputs of one test: it ends before pytest takes the process for one that stands still, and parts run side by side."""
 
 PARTS = [min(PART, EXAMPLES - begin) for begin in range(0, EXAMPLES, PART)]
+
+SEED = int(os.environ.get("KERNBENCH_HOSTILE_SEED", "0"))
+"""Other seeds draw other inputs."""
+
+KEPT = Path(os.environ.get("KERNBENCH_HOSTILE_KEPT", "hostile-findings")).absolute()
+"""The folder in which inputs are kept that have failed, and the one under way, which stays where the process dies of it."""
 
 VALUES: list[Any] = [
     None, True, False, 0, 1, -1, 2, 3.5, -0.0, 1e308, -1e308, 1e-320, 10**18, 2**63, 2**64, -(2**63), 10**30, 10**4000,
@@ -164,6 +173,43 @@ def mutated_text(*sources: str | bytes) -> st.SearchStrategy[bytes]:
     return st.one_of(_tokenwise(plain), _bytewise(plain))
 
 
+def use_a_handful(inputs: st.SearchStrategy[Any], use: Callable[[Any], None], examples: int) -> None:
+    """Use a few inputs, the same every time."""
+
+    def check(data: Any) -> None:
+        use(data)
+
+    _settings(examples, derandomize=True)(given(inputs)(check))()
+
+
+def use_many(kind: str, part: int, inputs: st.SearchStrategy[Any], use: Callable[[Any], None]) -> None:
+    """Use the inputs of a part of the long run, which follow from :data:`SEED`.
+
+    What fails is kept in :data:`KEPT`, as Python writes it and before it is made smaller.
+    """
+    name = f"{kind}-{SEED}-{part}"
+    under_way, kept = KEPT / f"{name}.under-way", KEPT / f"{name}.txt"
+
+    def check(data: Any) -> None:
+        under_way.write_text(f"{data!r}\n")
+        try:
+            use(data)
+        except BaseException:
+            if not kept.exists():
+                under_way.replace(kept)
+            raise
+
+    KEPT.mkdir(parents=True, exist_ok=True)
+    _settings(PARTS[part])(seed(f"{kind} {SEED} {part}")(given(inputs)(check)))()
+    under_way.unlink(missing_ok=True)
+
+
+def _settings(examples: int, **more: Any) -> settings:
+    return settings(
+        max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck), **more
+    )
+
+
 class Endless(BaseException):
     """An input that has taken more than :data:`SECONDS` of processor time."""
 
@@ -182,15 +228,19 @@ def _limited() -> Iterator[None]:
         signal.signal(signal.SIGVTALRM, before)
 
 
-def run_hostile(run: Callable[[], object], *, or_unwritable: bool = False) -> int:
+def run_hostile(run: Callable[[], object], *, or_unwritable: bool = False, programs: Sequence[Path] = ()) -> int:
     """Run it as a command is run; assert that it ends well, or with 2 and complaints that can be read. Gives the exit code.
 
-    ``or_unwritable``: it may also end with 1, where a file that was asked for cannot be written.
+    Args:
+        or_unwritable: it may also end with 1, where a file that was asked for cannot be written.
+        programs: files that fail when they are run as programs: that is their own failure.
     """
     out, err = io.StringIO(), io.StringIO()
     with _limited(), contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         code = exit_code_of(run, lambda: None)
     text = err.getvalue()
+    if code == 1 and any(f'File "{each}", line' in text for each in programs):
+        return code
     assert code in (0, 2) or (code == 1 and or_unwritable and "cannot write" in text), f"{code}: {text[-5000:]}"
     assert "Traceback" not in text, text[-5000:]
     lines = text.splitlines()
@@ -201,7 +251,7 @@ def run_hostile(run: Callable[[], object], *, or_unwritable: bool = False) -> in
     return code
 
 
-def run_hostile_command(*arguments: str | Path, or_unwritable: bool = False) -> int:
+def run_hostile_command(*arguments: str | Path, or_unwritable: bool = False, programs: Sequence[Path] = ()) -> int:
     """The same of a command line."""
     line = [str(each) for each in arguments]
-    return run_hostile(lambda: run_command(app, line, "kernbench"), or_unwritable=or_unwritable)
+    return run_hostile(lambda: run_command(app, line, "kernbench"), or_unwritable=or_unwritable, programs=programs)

@@ -4,16 +4,16 @@ asked for cannot be written."""
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import click
 import pytest
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kernbench.benches.command_speed import commands
 from kernbench.cli import COMMANDS
-from tests.reliability.hostile import PARTS, run_hostile_command
+from tests.reliability.hostile import PARTS, run_hostile_command, use_a_handful, use_many
 from tests.reliability.test_hostile_files import KERNEL, MANIFEST, PROGRAM, SPACES, SWEEP, TABLES, TUNE
 
 TEXTS = [
@@ -120,26 +120,22 @@ def forget(folder: Path, known: set[str]) -> None:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
-def _check(folder: Path, examples: int, *, derandomize: bool = False) -> None:
-    @settings(
-        max_examples=examples, deadline=None, database=None, derandomize=derandomize,
-        suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
-    @given(command_lines())
-    def check(line: list[str]) -> None:
-        run_hostile_command(*line, or_unwritable=True)
+def _use(folder: Path) -> Callable[[list[str]], None]:
+    known = {path.name for path in folder.iterdir()}
+
+    def use(line: list[str]) -> None:
+        run_hostile_command(*line, or_unwritable=True, programs=[folder / "t.csv"])
         forget(folder, known)
 
-    known = {path.name for path in folder.iterdir()}
-    check()
+    return use
 
 
 def test_a_handful(folder: Path) -> None:
-    _check(folder, 30, derandomize=True)
+    use_a_handful(command_lines(), _use(folder), 30)
 
 
 @pytest.mark.long
 @pytest.mark.timeout(0)
-@pytest.mark.parametrize("examples", PARTS)
-def test_many(examples: int, folder: Path) -> None:
-    _check(folder, examples)
+@pytest.mark.parametrize("part", range(len(PARTS)))
+def test_many(part: int, folder: Path) -> None:
+    use_many("options", part, command_lines(), _use(folder))

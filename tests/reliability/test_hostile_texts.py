@@ -14,10 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kernbench.commands.serve import check_engine
@@ -39,7 +37,7 @@ from kernbench.trace.serving_figures import limits_of
 from kernbench.validation.end_to_end.published import published
 from kernbench.validation.end_to_end.results import FORMAT, VERSION, read_results
 from kernbench.what_if.templates import Template
-from tests.reliability.hostile import PARTS, TOKENS, mutated, mutated_text, run_hostile
+from tests.reliability.hostile import PARTS, TOKENS, mutated, mutated_text, run_hostile, use_a_handful, use_many
 
 MODEL = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2,
@@ -185,18 +183,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def _check(kind: str, folder: Path, examples: int, **more: Any) -> None:
-    @settings(max_examples=examples, deadline=None, database=None, suppress_health_check=list(HealthCheck), **more)
-    @given(KINDS[kind].inputs)
-    def check(data: bytes) -> None:
-        KINDS[kind].use(folder, data)
-
-    check()
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_handful(kind: str, folder: Path) -> None:
-    _check(kind, folder, 12, derandomize=True)
+    use_a_handful(KINDS[kind].inputs, partial(KINDS[kind].use, folder), 12)
 
 
 @pytest.mark.long
@@ -204,4 +193,4 @@ def test_a_handful(kind: str, folder: Path) -> None:
 @pytest.mark.parametrize("part", range(len(PARTS)))
 @pytest.mark.parametrize("kind", KINDS)
 def test_many(kind: str, part: int, folder: Path) -> None:
-    _check(kind, folder, PARTS[part])
+    use_many(kind, part, KINDS[kind].inputs, partial(KINDS[kind].use, folder))

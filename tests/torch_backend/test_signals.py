@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import threading
 from typing import Any
 
 import pytest
@@ -58,3 +60,61 @@ def test_the_summary_says_what_does_not_reach_a_rank() -> None:
         said = [*ctx.simulation.remarks]
     assert HANDLED in said
     assert ALARMED in said
+
+
+def test_the_main_thread_is_the_one_of_the_ranks_program(ranks: Ranks) -> None:
+    """Programs and libraries ask before they set handlers, or make an event loop."""
+
+    def body() -> list[bool]:
+        in_thread: list[bool] = []
+        own = threading.current_thread()
+        thread = threading.Thread(
+            target=lambda: in_thread.extend([threading.main_thread() is own, threading.current_thread() is own])
+        )
+        thread.start()
+        thread.join()
+        return [threading.main_thread() is own, *in_thread]
+
+    assert ranks(body, 2) == [[True, True, False]] * 2
+    assert threading.main_thread() is threading.current_thread()
+
+
+def test_an_event_loop_handles_signals(ranks: Ranks) -> None:
+    async def body() -> int:
+        loop, came = asyncio.get_running_loop(), asyncio.Event()
+        loop.add_signal_handler(signal.SIGTERM, came.set)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await came.wait()
+        assert loop.remove_signal_handler(signal.SIGTERM)
+        return dist.get_rank()
+
+    assert ranks(lambda: asyncio.run(body()), 2) == [0, 1]
+
+
+def test_a_descriptor_that_cannot_tell_of_signals_is_refused(ranks: Ranks) -> None:
+    def body() -> tuple[int, int]:
+        begin, end = os.pipe()
+        with pytest.raises(ValueError, match="non-blocking"):
+            signal.set_wakeup_fd(end)
+        os.set_blocking(end, False)
+        before = signal.set_wakeup_fd(end)
+        signal.signal(signal.SIGUSR1, lambda number, frame: None)
+        signal.raise_signal(signal.SIGUSR1)
+        assert os.read(begin, 1) == bytes([signal.SIGUSR1])
+        last = signal.set_wakeup_fd(-1)
+        os.close(begin)
+        os.close(end)
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            signal.set_wakeup_fd(end)
+        return before, last - end
+
+    assert ranks(body, 2) == [(-1, 0)] * 2
+
+
+def test_event_loops_of_themselves_are_no_handlers_of_a_program() -> None:
+    def worker(rank: int) -> None:
+        asyncio.run(asyncio.sleep(1))
+
+    with kernbench.simulate() as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=2)
+        assert HANDLED not in ctx.simulation.remarks

@@ -76,7 +76,7 @@ def parse_limit(given: object) -> Limit:
     try:
         nbytes = SIZE.parse(given)
     except QuantityError as error:
-        raise ConfigError(f"memory limit {given!r}: expected 'device', 'off', or {SIZE.expected}") from error
+        raise ConfigError(f"memory limit {error.found}: expected 'device', 'off', or {error.expected}") from error
     if nbytes < 1 or nbytes != int(nbytes):
         raise ConfigError(f"memory limit {given!r}: expected at least one byte")
     return int(nbytes)

@@ -18,6 +18,7 @@ from kernbench.simulation.values import known_values
 from kernbench.simulation.values.assumptions import default_stand_in, fill
 from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.gpu.tensors.placement import PLAIN, components_of
+from kernbench.torch_backend.hollow.computed_shapes import shapes_by_computing
 from kernbench.torch_backend.hollow.data_dependent_shapes import selected
 from kernbench.torch_backend.hollow.host_looks import as_stated
 from kernbench.torch_backend.hollow.shapes import Described, UnknownShapeError, allocate, described, made_on_host
@@ -179,8 +180,14 @@ class HollowValues:
             made = _tensors_of(what)
             size = max([each.numel * (each.dtype.itemsize if on_gpu else 1) for each in made], default=0)
             compute = what is None or size <= self._most(on_gpu, made, kwargs) or gives_whole(made, tensors)
+        result = None
         if compute:
-            result = self._computed.compute(call)
+            try:
+                result = self._computed.compute(call)
+            except RuntimeError as error:
+                what = self._of_any_numbers(error, operator, func, args, kwargs, found)
+                compute = False
+        if compute:
             self._mark_computed(operator, args, kwargs, result, unknown=found.unknown)
             if on_gpu:
                 keep_whole(device, result, tensors)
@@ -298,7 +305,23 @@ class HollowValues:
                     f"{operator.name} has no shape rule (no meta or fake kernel), and its tensors are too large to compute "
                     f"without data: register one with torch.library.register_fake ({error})"
                 ) from None
-            return None
+            return shapes_by_computing(func, args, kwargs or {}, _has_no_numbers) if func.namespace == "aten" else None
+
+    def _of_any_numbers(
+        self, error: RuntimeError, operator: TorchOperator, func: Any, args: Any, kwargs: Any, found: Survey
+    ) -> Any:
+        """What a call gives that was refused, maybe for numbers that are only assumed (a singular matrix). Raises ``error`` if it
+        is anything else."""
+        if not found.unknown or isinstance(error, KernbenchError):
+            raise error
+        try:
+            what = described(func, args, kwargs or {}, found.key)
+        except (UnknownShapeError, KernbenchError):
+            raise error from None
+        self._unmodelled.say(
+            f"{operator.name} refuses the numbers that are assumed here: taken to accept those that are not known"
+        )
+        return what
 
     def _sparse(self, operator: TorchOperator, func: Any, args: Any, kwargs: Any, *, on_gpu: bool) -> Any:
         """Of operands that are not known, and of which one is sparse, or that make one."""
@@ -437,6 +460,12 @@ def _is_assumed(tensor: torch.Tensor) -> bool:
     if not tensor.numel():
         return True
     return stored is not None and stored.stand_in is not None and stored.missing is None
+
+
+def _has_no_numbers(tensor: torch.Tensor) -> bool:
+    """Whether a tensor's bytes are not its numbers."""
+    stored = stored_of(tensor)
+    return stored is not None and stored.hollow
 
 
 def _is_hollow(tensor: torch.Tensor) -> bool:

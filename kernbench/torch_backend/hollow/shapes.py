@@ -72,7 +72,12 @@ def _find(func: Any, args: Any, kwargs: Any) -> Any:
         raise
     except (NotImplementedError, RuntimeError):
         result = _fake(func, args, kwargs)
-    return _as_on_host(func, args, _map(result, _describe))
+    return _as_on_host(func, args, described_results(result))
+
+
+def described_results(result: Any) -> Any:
+    """What a call has given, with a :class:`Described` in the place of each tensor."""
+    return mapped(result, _describe)
 
 
 def _as_on_host(func: Any, args: Any, found: Any) -> Any:
@@ -117,7 +122,7 @@ def _fake(func: Any, args: Any, kwargs: Any) -> Any:
     mode = FakeTensorMode(allow_non_fake_inputs=False)
     try:
         with mode:
-            return func(*_map(args, mode.from_tensor), **_map(kwargs, mode.from_tensor))
+            return func(*mapped(args, mode.from_tensor), **mapped(kwargs, mode.from_tensor))
     except Exception as error:
         raise UnknownShapeError(f"{func}: {error}") from error
 
@@ -138,13 +143,14 @@ def _describe(tensor: torch.Tensor) -> Described:
     return Described(tuple(map(int, tensor.size())), tuple(map(int, tensor.stride())), tensor.dtype)
 
 
-def _map(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+def mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    """A value with each tensor in it changed."""
     if isinstance(value, torch.Tensor):
         return change(value)
     if isinstance(value, list | tuple):
-        return type(value)(_map(each, change) for each in value)
+        return type(value)(mapped(each, change) for each in value)
     if isinstance(value, dict):
-        return {name: _map(each, change) for name, each in value.items()}
+        return {name: mapped(each, change) for name, each in value.items()}
     return value
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import os
 import sys
 import time
 import timeit
@@ -19,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kernbench.defaults import EPOCH
+from kernbench.scheduler.carrier import has_own_thread
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.patches import Patches
 
@@ -47,6 +49,21 @@ _stock = {name: getattr(time, name) for name in (
 )}  # fmt: skip
 
 
+_parted: list[bool] = []
+"""Whether a rank has forked this process: not empty then."""
+
+NAP = 2e-3
+"""Seconds of the machine's time that a sleep takes at most in a process that a rank has forked."""
+
+
+def _part() -> None:
+    if has_own_thread():
+        _parted.append(True)
+
+
+os.register_at_fork(after_in_child=_part)
+
+
 class RankClock:
     """The clock functions of the simulation that it is bound to."""
 
@@ -73,12 +90,14 @@ class RankClock:
             return None
         me = simulation.hosts.current()
         assert me.rank is not None
-        if me.unrecorded or me.untimed or not by_program:
+        if (me.unrecorded and not _parted) or me.untimed or not by_program:
             return me.clock
         looks, last = self._looks.get(me.rank, (0, -1.0))
         looks = looks + 1 if me.clock == last else 0
         me.clock += READ_COST
-        if looks > PATIENCE:
+        if looks > PATIENCE and _parted:
+            me.clock += POLL_STEP
+        elif looks > PATIENCE:
             self._pass(simulation, POLL_STEP)
         self._looks[me.rank] = (looks, me.clock)
         return me.clock
@@ -102,6 +121,10 @@ class RankClock:
 
     def _pass(self, simulation: Simulation, seconds: float) -> None:
         host = simulation.hosts.current()
+        if _parted:
+            host.clock += seconds
+            _stock["sleep"](min(seconds, NAP))
+            return
         if host.rank is not None:
             self.polled.let_end(host.rank, host.clock, seconds)
         simulation.waits.sleep(seconds)

@@ -9,12 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from os import getpid
 from typing import NoReturn
 
 from kernbench.errors import KernbenchError
+from kernbench.process_end import await_threads
 from kernbench.scheduler import RaisedElsewhere, user_traceback
 from kernbench.scheduler.carrier import current_carrier
 from kernbench.torch_backend.rank_state.listed_threads import all_threads
@@ -26,14 +27,14 @@ RELIES_ON = (Reliance("os._exit", "a forked process ends without what its parent
 @contextmanager
 def ending_forks() -> Iterator[None]:
     """The block is a rank's program. A process that it has forked and that comes to the block's end ends there."""
-    process, error = os.getpid(), None
+    process, error = getpid(), None
     try:
         yield
     except BaseException as raised:
-        if os.getpid() == process:
+        if getpid() == process:
             raise
         error = raised
-    if os.getpid() != process:
+    if getpid() != process:
         _end(error)
 
 
@@ -51,9 +52,7 @@ def _end(error: BaseException | None) -> NoReturn:
         _write(f"{code}\n")
         code = 1
     with contextlib.suppress(BaseException):
-        for thread in all_threads():
-            if thread is not threading.current_thread() and not thread.daemon:
-                thread.join()
+        await_threads(all_threads)
     _flush()
     os._exit(code & 0xFF)
 

@@ -1,6 +1,7 @@
 """The threads that a program finds: those of its rank, as in a process of its own, and those that were there before.
 
-A suite that looks for threads which a test has left behind finds neither those of other ranks nor the simulation's.
+A suite that looks for threads which a test has left behind finds neither those of other ranks nor the simulation's. The main
+thread is the one in which the rank's program runs: who asks wants to know whether it may handle signals, or make a loop.
 """
 
 from __future__ import annotations
@@ -18,6 +19,9 @@ _RANK = "kernbench_rank"
 
 all_threads = threading.enumerate
 """Python's own: every thread of the process."""
+
+process_main_thread = threading.main_thread
+"""Python's own: the one in which the process began."""
 
 
 def belongs_to(thread: threading.Thread, rank: int) -> None:
@@ -48,7 +52,16 @@ def _active_count() -> int:
     return len(_threads())
 
 
+def _main_thread() -> threading.Thread:
+    """``threading.main_thread``."""
+    member, carrier = current_member(), current_carrier()
+    if member is not None:
+        carrier = member.crew.carrier
+    return process_main_thread() if carrier is None else carrier.thread
+
+
 def install(patches: Patches) -> None:
     """Show each rank its own."""
     patches.set(threading, "enumerate", _threads)
     patches.set(threading, "active_count", _active_count)
+    patches.set(threading, "main_thread", _main_thread)

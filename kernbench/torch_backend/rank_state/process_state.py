@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import tempfile
 from collections import ChainMap
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -103,6 +104,28 @@ _SEEN_BY_C = frozenset({"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"})
 
 
 _chdir = os.chdir
+
+_REMOVED = "(removed)"
+
+
+def _folder() -> str:
+    """The working directory, or that there is none any more."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return _REMOVED
+
+
+def _go_to(folder: str) -> None:
+    """Make it the working directory; one that has been removed is as one that was removed while a process was in it."""
+    try:
+        _chdir(folder)
+    except OSError:
+        nowhere = tempfile.mkdtemp(prefix="kernbench-")
+        _chdir(nowhere)
+        os.rmdir(nowhere)
+
+
 _DEBUG_VARIABLE = "TORCH_DISTRIBUTED_DEBUG"
 
 _GENERATOR = torch.default_generator
@@ -216,7 +239,7 @@ class ProcessState:
         saved.main = sys.modules.get("__main__")
         saved.argv, saved.path, saved.excepthook = sys.argv, sys.path, sys.excepthook
         saved.finders, saved.streams = sys.meta_path, (sys.stdin, sys.stdout, sys.stderr)
-        saved.folder = os.getcwd() if self._folders_differ else None
+        saved.folder = _folder() if self._folders_differ else None
         state = self._saved.get(rank)
         if state is None:
             assert rank is not None
@@ -234,7 +257,7 @@ class ProcessState:
         sys.argv, sys.path, sys.excepthook = state.argv, state.path, state.excepthook
         sys.meta_path, (sys.stdin, sys.stdout, sys.stderr) = state.finders, state.streams
         if self._folders_differ and (folder := state.folder or self._folder) != saved.folder:
-            _chdir(folder)
+            _go_to(folder)
         if state.main is not None:
             sys.modules["__main__"] = state.main
         self.modules.switch(resident, rank)
@@ -267,7 +290,7 @@ class ProcessState:
     def _change_folder(self, path: Any) -> None:
         """``os.chdir``. From the first one on, ranks' folders are compared."""
         if not self._folders_differ:
-            self._folder, self._folders_differ = os.getcwd(), True
+            self._folder, self._folders_differ = _folder(), True
         _chdir(path)
 
     @staticmethod

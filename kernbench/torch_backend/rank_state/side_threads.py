@@ -9,6 +9,7 @@ A pool may be used by several ranks: a call is the business of the rank that mad
 from __future__ import annotations
 
 import functools
+import sys
 import threading
 import weakref
 from collections import deque
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch.distributed.distributed_c10d
 
+from kernbench.scheduler import user_traceback
 from kernbench.scheduler.carrier import current_carrier, has_own_thread
 from kernbench.scheduler.crew import Crew, Member, TakesTurns, acting_crew, current_member, found, going_on, is_forked
 from kernbench.sim_engine.operation import COMPUTE_STREAM
@@ -281,6 +283,11 @@ def _told(thread: threading.Thread) -> Callable[[], None]:
         except SystemExit:
             raise
         except BaseException as error:
+            if threading.excepthook is threading.__excepthook__:
+                said = f"Exception in thread {thread.name}:\n{user_traceback(error)}"
+                if sys.stderr is not None:
+                    sys.stderr.write(said)
+                return
             trace = error.__traceback__
             threading.excepthook(threading.ExceptHookArgs((type(error), error, trace and trace.tb_next, thread)))
 

@@ -8,6 +8,7 @@ while it runs, has stood still in virtual time for as long. Its handler is calle
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import math
@@ -15,6 +16,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable
+from os import getpid
 from types import FrameType
 from typing import Any
 
@@ -22,6 +24,7 @@ from kernbench.scheduler.crew import current_thread_is_side
 from kernbench.scheduler.standstill import Alarm
 from kernbench.torch_backend.gpu.device.devices import current_rank
 from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.rank_state.listed_threads import process_main_thread
 
 HANDLED = (
     "handlers of signals that ranks set: a signal from outside ends the run, and none of them is called "
@@ -41,7 +44,13 @@ _OF_TIMER: dict[int, signal.Signals] = {
 """The signal that each timer sends."""
 
 _stock_signal, _stock_getsignal, _stock_raise = signal.signal, signal.getsignal, signal.raise_signal
+_stock_set_wakeup_fd, _stock_siginterrupt = signal.set_wakeup_fd, signal.siginterrupt
 _stock_kill, _stock_alarm, _stock_setitimer = os.kill, signal.alarm, signal.setitimer
+
+
+def _is_of_event_loops(handler: Any) -> bool:
+    """Whether ``asyncio.run`` has set it, for as long as it runs."""
+    return getattr(getattr(handler, "func", None), "__module__", None) == "asyncio.runners"
 
 
 def install(patches: Patches, remark: Callable[[str], Any], set_alarm: Callable[[int, Alarm | None], float]) -> None:
@@ -52,10 +61,11 @@ def install(patches: Patches, remark: Callable[[str], Any], set_alarm: Callable[
         set_alarm: lets an alarm ring for a rank, as the scheduler does.
     """
     handlers: dict[tuple[int, int], Any] = {}
+    wakeups: dict[int, int] = {}
 
     def whose() -> int | None:
         """The rank whose thread runs, if that is not the process's main one."""
-        if threading.current_thread() is threading.main_thread() or current_thread_is_side():
+        if threading.current_thread() is process_main_thread() or current_thread_is_side():
             return None
         return current_rank()
 
@@ -70,7 +80,7 @@ def install(patches: Patches, remark: Callable[[str], Any], set_alarm: Callable[
         if not callable(handler) and handler not in (signal.SIG_IGN, signal.SIG_DFL):
             raise TypeError("signal handler must be signal.SIG_IGN, signal.SIG_DFL, or a callable object")
         handlers[rank, int(signalnum)] = handler
-        if callable(handler) and handler is not signal.default_int_handler:
+        if callable(handler) and handler is not signal.default_int_handler and not _is_of_event_loops(handler):
             remark(HANDLED)
         return before
 
@@ -86,11 +96,31 @@ def install(patches: Patches, remark: Callable[[str], Any], set_alarm: Callable[
         """Whether a signal that the running rank sends to itself was for a handler of its own."""
         rank = whose()
         handler = None if rank is None else handlers.get((rank, int(signalnum)))
-        if handler is None or handler is signal.SIG_DFL:
+        if rank is None or handler is None or handler is signal.SIG_DFL:
             return False
         if handler is not signal.SIG_IGN:
+            if wakeups.get(rank, -1) >= 0:
+                with contextlib.suppress(OSError):  # as Python, which warns of it
+                    os.write(wakeups[rank], bytes([signalnum]))
             handler(int(signalnum), inspect.currentframe())
         return True
+
+    @functools.wraps(_stock_set_wakeup_fd)
+    def set_wakeup_fd(fd: int, /, *, warn_on_full_buffer: bool = True) -> int:
+        rank = whose()
+        if rank is None:
+            return _stock_set_wakeup_fd(fd, warn_on_full_buffer=warn_on_full_buffer)
+        if fd != -1:
+            os.fstat(fd)  # OSError of one that is closed
+            if os.get_blocking(fd):
+                raise ValueError(f"the fd {fd} must be in non-blocking mode")
+        before, wakeups[rank] = wakeups.get(rank, -1), fd
+        return before
+
+    @functools.wraps(_stock_siginterrupt)
+    def siginterrupt(signalnum: int, flag: bool, /) -> None:
+        if whose() is None:
+            _stock_siginterrupt(signalnum, flag)
 
     @functools.wraps(_stock_raise)
     def raise_signal(signalnum: int) -> None:
@@ -99,7 +129,7 @@ def install(patches: Patches, remark: Callable[[str], Any], set_alarm: Callable[
 
     @functools.wraps(_stock_kill)
     def kill(pid: int, sig: int) -> None:
-        if pid != os.getpid() or not reached(sig):
+        if pid != getpid() or not reached(sig):
             _stock_kill(pid, sig)
 
     def arm(rank: int, seconds: float, interval: float, which: int = signal.ITIMER_REAL) -> float:
@@ -130,5 +160,6 @@ def install(patches: Patches, remark: Callable[[str], Any], set_alarm: Callable[
 
     for owner, value in (
         (signal, set_handler), (signal, get_handler), (signal, raise_signal), (os, kill), (signal, alarm), (signal, setitimer),
+        (signal, set_wakeup_fd), (signal, siginterrupt),
     ):  # fmt: skip
         patches.set(owner, value.__name__, value)  # that of the stock one
