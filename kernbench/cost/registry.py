@@ -23,6 +23,7 @@ from kernbench.cost.by_values import CallOperands, CostByValues
 from kernbench.cost.matrix_work import MatrixWork
 from kernbench.cost.operands import Operands
 from kernbench.cost.operators import find, qualified
+from kernbench.cost.packed_attention import PACKED
 from kernbench.cost.ragged_attention import RaggedAttention
 from kernbench.cost.work import LEAST, Cost, OperationWork, StatedWork, stated_cost
 from kernbench.errors import ConfigError
@@ -92,6 +93,9 @@ class OperatorCost:
                 f"the cost of {self.name} ({self.owner}) failed: {type(error).__name__}: {error}"
             ) from error
 
+
+_OF_TORCH = {name: OperatorCost(name, cost, owner="kernbench.cost.packed_attention") for name, cost in PACKED.items()}
+"""Operators of torch whose costs depend on values."""
 
 _registered: dict[str, OperatorCost] = {}
 _supplied: dict[str, OperatorCost] = {}
@@ -191,7 +195,7 @@ def supplied(name: str) -> OperatorCost | None:
 
 def seeing_values(brought_by_plugins: Mapping[str, OperatorCost]) -> dict[str, OperatorCost]:
     """The operators whose costs depend on values, by name: of all that is known now, in the order in which it is asked."""
-    known = {**_supplied, **brought_by_plugins, **_registered}
+    known = {**_OF_TORCH, **_supplied, **brought_by_plugins, **_registered}
     return {name: each for name, each in known.items() if each.sees_values}
 
 

@@ -19,7 +19,7 @@ import torch.distributed.distributed_c10d
 
 from kernbench.torch_backend.compiled import described_gpu
 from kernbench.torch_backend.features import checkpoint_files, compiling, file_times, saved_devices
-from kernbench.torch_backend.gpu.device.devices import HostDevices
+from kernbench.torch_backend.gpu.device.devices import HostDevices, take_pinned
 from kernbench.torch_backend.gpu.device.software_versions import cuda_version
 from kernbench.torch_backend.gpu.memory import replaced_data
 from kernbench.torch_backend.gpu.tensors import pinning
@@ -138,6 +138,7 @@ class Environment:
             self._replaced.open(self._host_devices, self.state.modules)
             self._replace_distributed()
             self._replaced.devices.open(self._host_devices)
+            pinning.count_by(take_pinned)
             self._replaced.symmetric_memory.open()
             clocks.install_kept(self._patches)
             module_hooks.install(self._patches, self.state.modules)

@@ -27,6 +27,7 @@ from kernbench.torch_backend.gpu.names import (
     build_names,
     cuda_names,
     host_results,
+    library_settings,
     storages,
     tensor_groups,
     tensor_methods,
@@ -175,8 +176,9 @@ class ReplacedNames:
         timed_statements.install(names, self._running, self._remark)
         self.futures.install(names)
         for module in (
-            cuda_names, build_names, memory_names, memory_owners, torch_classes, torch_functions, storages, fused_operators,
-            fused_cells, recurrent_layers, fused_attention, tensor_methods, tensor_groups, profiling, host_results,
+            cuda_names, build_names, library_settings, memory_names, memory_owners, torch_classes, torch_functions, storages,
+            fused_operators, fused_cells, recurrent_layers, fused_attention, tensor_methods, tensor_groups, profiling,
+            host_results,
             triton_benchmarks,
         ):  # fmt: skip
             module.install(names)

@@ -130,8 +130,8 @@ def _sample(launch: Launch, programs: int, device: DeviceSpec) -> LaunchRecord |
         return None
     with nullcontext() if _sink is None else _sink.aside():
         execution.run()
-    counts = scaled_counts(execution)
-    look_at(counts, launch, device, memory).complete(counts)
+        counts = scaled_counts(execution)
+        look_at(counts, launch, device, memory).complete(counts)
     return LaunchRecord(launch.name, launch.grid, counts, launch.kernel, launch.rank)
 
 

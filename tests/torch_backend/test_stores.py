@@ -45,6 +45,27 @@ def test_a_timeout_that_is_set_through_prefixes_holds(isolation: str) -> None:
     ranks(program, isolation)
 
 
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+def test_queues_and_keys_are_reached_through_prefixes(isolation: str) -> None:
+    def program(rank: int) -> None:
+        store = dist.TCPStore("localhost", 29600, 2, rank == 0)
+        outer = dist.PrefixStore("a", store)
+        inner = dist.PrefixStore("b", outer)
+        if rank == 0:
+            inner.queue_push("jobs", b"one")
+            outer.queue_push("b/jobs", "two")
+            inner.set("k", "v")
+        else:
+            assert [inner.queue_pop("jobs"), store.queue_pop("a/b/jobs")] == [b"one", b"two"]
+            assert inner.queue_len("jobs") == 0
+            with pytest.raises(dist.QueueEmptyError, match=r"^queue is empty$"):
+                inner.queue_pop("jobs", block=False)
+            inner.wait(["k"])
+            assert (store.list_keys(), outer.list_keys(), inner.list_keys()) == (["a/b/k"], ["b/k"], ["k"])
+
+    ranks(program, isolation)
+
+
 @pytest.mark.parametrize(
     ("backend", "words"),
     [("foo", "Unknown backend type foo"), ("cpu:gloo,cuda:foo", "Unknown c10d backend type FOO")],

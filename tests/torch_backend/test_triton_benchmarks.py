@@ -93,3 +93,26 @@ def test_tuning_follows_addresses_that_are_in_memory(gpu):
     out = torch.empty(5, 300, device="cuda")
     gather_rows[(5,)](rows, out, 300)
     assert out.tolist() == [[2.0 * at] * 300 for at in range(5)]
+
+
+@triton.autotune([triton.Config({"BLOCK": size}) for size in (16, 32)], key=["width"])
+@triton.jit
+def of_sequences(x, out, ends, width: tl.constexpr, BLOCK: tl.constexpr):
+    """The products of each sequence's rows with themselves; where sequences end is in memory."""
+    begin, end = tl.load(ends + tl.program_id(0)).to(tl.int32), tl.load(ends + tl.program_id(0) + 1).to(tl.int32)
+    at = tl.arange(0, BLOCK)
+    inside = (begin + at)[:, None] < end
+    rows = tl.load(x + (begin + at)[:, None] * width + tl.arange(0, width)[None, :], mask=inside, other=0.0)
+    product = tl.dot(rows, tl.trans(rows))
+    tl.store(out + (begin + at)[:, None] * BLOCK + at[None, :], product, mask=inside)
+
+
+def test_configurations_are_compared_where_a_kernel_reads_its_bounds(gpu):
+    """What a wave of programs shares is looked at, too, where their bounds are on the GPU."""
+    x = torch.randn(24, 32, device="cuda", dtype=torch.float16)
+    ends = torch.tensor([0, 16, 24], device="cuda", dtype=torch.int32)
+    out = torch.zeros(24, 32, device="cuda", dtype=torch.float32)
+    of_sequences[(2,)](x, out, ends, 32)
+    rows = out.view(-1)[: 24 * of_sequences.best_config.kwargs["BLOCK"]].view(24, -1)
+    expected = x[16:].float() @ x[16:].float().T
+    torch.testing.assert_close(rows[16:, :8], expected, atol=1e-3, rtol=1e-3)

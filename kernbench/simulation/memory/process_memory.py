@@ -11,6 +11,7 @@ import os
 import sys
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from types import FrameType
 from typing import Any, Protocol
 
@@ -63,6 +64,9 @@ _PLACED_SHARE = 12
 as long as the allocation itself."""
 
 _UNLIMITED = sys.maxsize >> 1
+
+OutOfMemoryObserver = Callable[[int, int, int, int], object]
+"""Takes the number of a SIP, bytes that were asked for, bytes allocated there, and bytes free."""
 
 Limit = int | str
 """Bytes that each process may reserve on a SIP, besides what CUDA and its libraries take; ``"device"``: what the SIP has, less
@@ -239,7 +243,7 @@ class ProcessMemory:
             return
         if library == LT:
             self.provide(BLAS)
-        sizes = self._workspace_sizes()
+        sizes = self._workspace_sizes(host)
         if sizes is not None:
             entry = self.take(sizes.lt if library == LT else sizes.blas)
             claim(entry, WORKSPACES)
@@ -401,11 +405,14 @@ class ProcessMemory:
         assert memories is not None
         frame = sys._getframe(2)
         owners = memories.owners
+        number = self.index if owners is None else owners.number(self.ledger.sip)
+        for observer in memories.observers_of(host):
+            observer(number, nbytes, allocator.allocated, self.free)
         others = [each for each in memories.opened if each.device is self.device and each is not self]
         error = torch.OutOfMemoryError(
             out_of_memory_message(
                 wanted=wanted, capacity=self.total, free=self.free,
-                device=self.index if owners is None else owners.number(self.ledger.sip),
+                device=number,
                 mine=self.on_device,
                 others={
                     pid_of(-1 if each.host.rank is None else each.host.rank): each.on_device
@@ -473,6 +480,8 @@ class ProcessMemories:
         self.platform = platform_of(self._arch)
         self._devices: dict[int, PhysicalMemory] = {}
         self._settings: dict[Host, AllocatorSettings] = {}
+        self._workspaces: dict[Host, dict[str, int]] = {}
+        self._observers: dict[Host, list[OutOfMemoryObserver]] = {}
         self._of_last_world: list[ProcessMemory] | None = None
         self.main_clock = functools.partial(_main_time, engine, hosts.main)
         self.refresh: Callable[[Sequence[Operation]], None] = _nothing_newer
@@ -531,9 +540,27 @@ class ProcessMemories:
         hosts = self.hosts
         return host is hosts.main if host.rank is None else hosts.of_rank.get(host.rank) is host
 
-    def workspace_sizes(self) -> Workspaces | None:
-        """Of the process that runs; None on what has no such libraries."""
-        return Workspaces.of(self._arch, os.environ) if self.counts_overhead else None
+    def observe(self, host: Host, observer: OutOfMemoryObserver) -> None:
+        """Call ``observer`` before the process gets the error that a SIP has no room."""
+        self._observers.setdefault(host, []).append(observer)
+
+    def observers_of(self, host: Host) -> Sequence[OutOfMemoryObserver]:
+        """Those that a process has."""
+        return self._observers.get(host, ())
+
+    def workspace_sizes(self, host: Host) -> Workspaces | None:
+        """Of a process, which is running; None on what has no such libraries."""
+        if not self.counts_overhead:
+            return None
+        return replace(Workspaces.of(self._arch, os.environ), **self._workspaces.get(host, {}))
+
+    def state_workspace(self, host: Host, library: str, nbytes: int | None) -> None:
+        """A process sets the size of the workspaces that are made from now on; None: its environment's again."""
+        stated = self._workspaces.setdefault(host, {})
+        if nbytes is None:
+            stated.pop(library, None)
+        else:
+            stated[library] = nbytes
 
     def settings_of(self, host: Host) -> AllocatorSettings:
         """Settings of a process's allocators: those it has set, or those of its environment."""

@@ -20,6 +20,7 @@ from torch.distributed.constants import default_pg_timeout
 from kernbench.sim_engine import Condition
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.process_groups import prefix_stores
 from kernbench.torch_backend.relies_on import Reliance
 
 PATIENCE = 100
@@ -327,7 +328,7 @@ class CooperativeStore(dist.Store):
         """Take from the front of a queue; wait until there is something, or raise if not ``block``."""
         queue = self._contents.queues.setdefault(key, deque())
         if not block and not queue:
-            raise dist.QueueEmptyError(f"queue {key} is empty")
+            raise dist.QueueEmptyError("queue is empty")
         self._wait_until(lambda: bool(queue), key, None)
         return queue.popleft()
 
@@ -426,6 +427,7 @@ RELIES_ON = (
 
 def install(patches: Patches, classes: Mapping[str, Any] = CLASSES) -> None:
     """Put stores of these classes in the place of torch's."""
+    prefix_stores.install(patches)
     for owner, names in _OWNERS:
         for name in names:
             patches.set(owner, name, classes[name])

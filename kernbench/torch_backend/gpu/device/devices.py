@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from kernbench.errors import KernbenchError
+from kernbench.memory.pinned_memory import PinnedBlock
 from kernbench.simulation.memory.storages import DeviceMemory
 from kernbench.simulation.memory.tensor_queries import listed_tensors
 from kernbench.simulation.ranks.hosts import Host
@@ -160,6 +161,12 @@ def bound_devices() -> Devices:
 def current_device() -> RankDevice | None:
     """The device of the rank that runs; None outside ranks."""
     return _allocating[-1].current() if _allocating else None
+
+
+def take_pinned(nbytes: int) -> PinnedBlock | None:
+    """A block of pinned memory of the rank that runs, for as long as it is referenced; None outside ranks."""
+    device = current_device()
+    return None if device is None else device.pinned_memory.take(nbytes)
 
 
 def compares_devices() -> bool:

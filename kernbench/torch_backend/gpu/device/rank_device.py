@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from kernbench.cost.work import Cost, copy_cost, over_links
+from kernbench.memory.pinned_memory import PinnedMemory
 from kernbench.sim_engine.operation import Operation
 from kernbench.simulation.launches.remote_traffic import RemoteTraffic
 from kernbench.simulation.memory.storages import DeviceMemory
@@ -53,6 +54,7 @@ class RankDevice:
         cold_events: events to come until it is warm again.
         helpers_at: the position of the program at which C++ has made tensors of nothing; None: it is past that.
         chosen: whether the program has said which GPU ``cuda`` is, or what it is on hardware has been remarked.
+        pinned_memory: of the process, on the host.
         lost: why the process cannot use its GPUs any more, in the driver's words; empty: it can.
     """
 
@@ -71,6 +73,7 @@ class RankDevice:
         self.cold_events = 0
         self.helpers_at: int | None = None
         self.chosen = host.rank is None
+        self.pinned_memory = PinnedMemory()
         self.lost = ""
         self._first = 0
         self._hidden = ""  # the variables that pick the GPUs which the program sees

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import torch
 
 from kernbench.torch_backend.gpu.kernels.refused_types import IN_C, LETTERS
+from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.relies_on import Reliance, fit
 
 
 class AskedAttention(NamedTuple):
@@ -23,6 +25,7 @@ class AskedAttention(NamedTuple):
     value: torch.Tensor
     mask: torch.Tensor | None
     grouped: bool
+    causal: bool = False
 
     @property
     def operands(self) -> tuple[torch.Tensor, ...]:
@@ -68,6 +71,16 @@ def _heads(of: AskedAttention, grouped: bool) -> str:
     return f"Both fused kernels require query, key and value to have the same batch_size and num_heads. {sizes}"
 
 
+def _square(of: AskedAttention) -> str:
+    queries, keys = of.query.shape[-2], of.key.shape[-2]
+    if not of.causal or queries == keys:
+        return ""
+    return (
+        f"Flash attention does not support the is_causal flag when seqlen_q != seqlen_k. Got seqlen_q: {queries} seqlen_k: "
+        f"{keys}. If you would like to use causal attention with non-square masks, please see CausalAttnMask."
+    )
+
+
 def _flash(of: AskedAttention) -> str:
     if not torch.backends.cuda.flash_sdp_enabled():
         return "Flash attention has been runtime disabled."
@@ -82,6 +95,7 @@ def _flash(of: AskedAttention) -> str:
             f"{of.written('.size(-1)', lambda each: each.shape[-1])} instead."
         )
         or _heads(of, grouped=True)
+        or _square(of)
         or _formats(of, torch.float16, torch.bfloat16)
     )
 
@@ -131,3 +145,41 @@ def refuse(of: AskedAttention) -> None:
             warnings.warn(f"{name} kernel not used because:", UserWarning, stacklevel=4)
             warnings.warn(reason, UserWarning, stacklevel=4)
         raise RuntimeError("No available kernel. Aborting execution.")
+
+
+def _answers(why: Callable[[AskedAttention], str]) -> Callable[[Any, bool], bool]:
+    """``torch._C._can_use_...``: whether a kernel takes the attention of ``SDPAParams``; ``debug``: warn if it does not."""
+
+    def can_use(params: Any, debug: bool = False) -> bool:
+        asked = AskedAttention(
+            params.query, params.key, params.value, params.attn_mask, params.enable_gqa, params.is_causal
+        )
+        reason = why(asked) if asked.query.device.type == "cuda" else "no GPU"
+        if reason and debug:
+            warnings.warn(reason, UserWarning, stacklevel=3)
+        return not reason
+
+    return can_use
+
+
+CAN_USE: dict[str, Callable[[Any, bool], bool]] = {
+    "_can_use_flash_attention": _answers(_flash),
+    "_can_use_mem_efficient_attention": _answers(_efficient),
+    "_can_use_cudnn_attention": _answers(_cudnn),
+}
+"""Attributes of ``torch._C`` that ``torch.backends.cuda`` calls."""
+
+RELIES_ON = (
+    Reliance("torch._C", "what asks for a kernel of attention is answered here", has=tuple(CAN_USE)),
+    Reliance("torch.backends.cuda", "what it calls in C++ takes here what it gives", holds=fit(CAN_USE)),
+    Reliance(
+        "torch.backends.cuda.SDPAParams", "it has what it was made of",
+        has=("query", "key", "value", "attn_mask", "enable_gqa", "is_causal"),
+    ),
+)  # fmt: skip
+
+
+def install(patches: Patches) -> None:
+    """Let torch ask what a simulated GPU has."""
+    for name, function in CAN_USE.items():
+        patches.set(torch._C, name, function)

@@ -17,7 +17,9 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.overrides import handle_torch_function, has_torch_function_unary
 
+from kernbench.torch_backend.gpu.kernels import attention_backends
 from kernbench.torch_backend.gpu.kernels.attention_backends import AskedAttention, refuse
 from kernbench.torch_backend.gpu.kernels.attention_choice import CUDNN as _CUDNN
 from kernbench.torch_backend.gpu.kernels.attention_choice import bias_of, by_cudnn, takes_cudnn
@@ -79,9 +81,17 @@ def install(patches: Patches) -> None:
             found = ring(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
             if found is not None:
                 return found
+        if _attends_itself(attn_mask):
+            how: dict[str, Any] = {
+                "dropout_p": dropout_p,
+                "is_causal": is_causal,
+                "scale": scale,
+                "enable_gqa": enable_gqa,
+            }
+            return handle_torch_function(attention, (attn_mask,), query, key, value, attn_mask, **how)
         _refuse_apart(query, key, value)
         if _is_plain_on_a_gpu(query, key, value):
-            refuse(AskedAttention(query, key, value, attn_mask, enable_gqa))
+            refuse(AskedAttention(query, key, value, attn_mask, enable_gqa, is_causal))
         if _is_jagged(query, key, value) and attn_mask is None:
             return _of_sequences(attention, (query, key, value), dropout_p, is_causal, scale, enable_gqa)
         on_gpu = block_of(query) is not None and compares()  # and not what an operation's values are computed by
@@ -103,8 +113,14 @@ def install(patches: Patches) -> None:
         operator = getattr(torch.ops.aten, _OPERATOR).default
         return operator(*parts, bias, keep, dropout_p, is_causal, scale=scale)[0]
 
+    attention_backends.install(patches)
     vars(attention)[_TRACED] = in_graphs
     patches.set(F, "scaled_dot_product_attention", attention)
+
+
+def _attends_itself(mask: Any) -> bool:
+    """Whether a mask says how there is attention with it, as ``torch.nn.attention.bias.CausalBias`` does."""
+    return isinstance(mask, torch.Tensor) and type(mask) not in PLAIN and has_torch_function_unary(mask)
 
 
 def _is_plain_on_a_gpu(*operands: Any) -> bool:

@@ -6,7 +6,13 @@ from typing import Any
 
 import torch
 
-from kernbench.torch_backend.gpu.kernels import functional_collectives, fused_attention, wide_products, wide_softmax
+from kernbench.torch_backend.gpu.kernels import (
+    flash_operators,
+    functional_collectives,
+    fused_attention,
+    wide_products,
+    wide_softmax,
+)
 from kernbench.torch_backend.relies_on import Reliance
 
 RELIES_ON = (
@@ -98,6 +104,7 @@ _KERNELS: dict[str, Any] = {
     },
     "aten::histc": _histc,
     "aten::trace": _trace,
+    **flash_operators.KERNELS,
     **fused_attention.KERNELS,
     **functional_collectives.KERNELS,
     **wide_products.KERNELS,

@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
+from kernbench.errors import KernbenchError
 from kernbench.memory.history import AllocationHistory, Frames, segments_of
 from kernbench.memory.ledger import Entry
+from kernbench.memory.pinned_memory import PinnedMemory
 from kernbench.memory.settings import AllocatorSettings
 from kernbench.own_files import is_own
 from kernbench.simulation.memory.process_memory import ProcessMemory
@@ -86,6 +88,65 @@ def set_allocator_settings(text: str) -> None:
 def get_allocator_settings() -> str:
     """Settings of the process's allocator, as they were given."""
     return _mine().allocator.settings.text
+
+
+def is_history_enabled() -> bool:
+    """``torch._C._cuda_isHistoryEnabled``."""
+    return _mine().history is not None
+
+
+_NO_CACHE = (
+    "torch.cuda.caching_allocator_enable(False): memory is reserved and reported as with the caching allocator; allocations "
+    "that call the driver each time are not simulated"
+)
+
+
+def enable_caching(enabled: bool) -> None:
+    """``torch.cuda.caching_allocator_enable``: it stays on, which is remarked where a program switches it off."""
+    if not enabled:
+        bound_devices().simulation.remarks.setdefault(_NO_CACHE)
+
+
+def refuse_allocator(*args: Any) -> Any:
+    """Allocators of C++ are not simulated. Raises :class:`KernbenchError`."""
+    raise KernbenchError(
+        "an allocator of the program's own (torch.cuda.memory.CUDAPluggableAllocator) calls a CUDA driver, which is not "
+        "simulated: leave it out for this run; memory is then that of torch's caching allocator"
+    )
+
+
+def observe_out_of_memory(observer: Callable[[int, int, int, int], object]) -> None:
+    """``torch._C._cuda_attach_out_of_memory_observer``: it is called before the error is raised, with the GPU, the bytes that
+    were asked for, those allocated, and those free."""
+    devices = bound_devices()
+    devices.simulation.memories.observe(devices.mine().host, observer)
+
+
+# -- pinned memory of the host -----------------------------------------------------------------------------------------
+
+
+def _pinned() -> PinnedMemory:
+    return bound_devices().mine().pinned_memory
+
+
+def host_memory_stats() -> dict[str, Any]:
+    """Statistics of the process's allocator of pinned memory, nested."""
+    return _pinned().as_nested_dict()
+
+
+def reset_peak_host_memory_stats() -> None:
+    """Peaks are what is now."""
+    _pinned().reset_peaks()
+
+
+def reset_accumulated_host_memory_stats() -> None:
+    """Sums and counts begin anew."""
+    _pinned().reset_accumulated()
+
+
+def empty_host_cache() -> None:
+    """``torch.accelerator.empty_host_cache``: give back what is cached there."""
+    _pinned().empty()
 
 
 # -- blocks that programs ask for by themselves ------------------------------------------------------------------------
@@ -234,6 +295,17 @@ IN_C: dict[str, Callable[..., Any]] = {
     "_cuda_cudaCachingAllocator_raw_alloc": raw_alloc,
     "_cuda_cudaCachingAllocator_raw_delete": raw_delete,
     "_cuda_cudaCachingAllocator_is_enabled": lambda: True,
+    "_cuda_cudaCachingAllocator_enable": enable_caching,
+    "_cuda_customAllocator": refuse_allocator,
+    "_cuda_changeCurrentAllocator": refuse_allocator,
+    "_cuda_getAllocator": refuse_allocator,
+    "_cuda_cudaHostAllocator": refuse_allocator,
+    "_cuda_isHistoryEnabled": is_history_enabled,
+    "_cuda_attach_out_of_memory_observer": observe_out_of_memory,
+    "_cuda_hostMemoryStats": host_memory_stats,
+    "_cuda_resetPeakHostMemoryStats": reset_peak_host_memory_stats,
+    "_cuda_resetAccumulatedHostMemoryStats": reset_accumulated_host_memory_stats,
+    "_host_emptyCache": empty_host_cache,
     "_cuda_clearCublasWorkspaces": clear_workspaces,
 }
 """What a torch that was built with CUDA has in C++, and ``torch.cuda.memory`` calls."""
@@ -241,7 +313,7 @@ IN_C: dict[str, Callable[..., Any]] = {
 OF_ACCELERATOR: dict[str, Callable[..., Any]] = {
     "_accelerator_isAllocatorInitialized": lambda: True,
     "_accelerator_emptyCache": lambda: empty_cache(),
-    "_accelerator_emptyHostCache": lambda: None,
+    "_accelerator_emptyHostCache": lambda: empty_host_cache(),
     "_accelerator_getDeviceStats": lambda device: memory_stats(device),
     "_accelerator_resetAccumulatedStats": lambda device: reset_accumulated_memory_stats(device),
     "_accelerator_resetPeakStats": lambda device: reset_peak_memory_stats(device),

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 
+from kernbench.errors import KernbenchError
 from kernbench.torch_backend.gpu.device import streams
+from kernbench.torch_backend.gpu.device.devices import bound_devices
 from kernbench.torch_backend.gpu.names import cuda_names
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance, fit
@@ -35,6 +37,26 @@ def _arch_flags() -> str:
     return " ".join(cuda_names.get_arch_list())
 
 
+def _compiled_version() -> int:
+    """The release of CUDA that torch is built for, as CUDA counts them: 12.8 is 12080."""
+    major, minor = (torch.version.cuda or "0.0").split(".")[:2]
+    return int(major) * 1000 + int(minor) * 10
+
+
+def _has_context(device: int) -> bool:
+    """Whether the process has used a GPU."""
+    devices = bound_devices()
+    mine = devices.mine()
+    return any(memory.ledger.sip == mine.sip(device) for memory in devices.simulation.memories.of(mine.host))
+
+
+def _refuse_source(code: str, name: str, *args: Any, **kwargs: Any) -> Any:
+    raise KernbenchError(
+        f"torch.cuda.jiterator compiles {name!r} from C++ for CUDA, which is not simulated: write it with operators of torch, "
+        "or as a Triton kernel"
+    )
+
+
 OF_A_BUILD: dict[str, Any] = cuda_names.each_its_own({
     "_cuda_init": cuda_names.start,
     "_cuda_isInBadFork": cuda_names.is_in_bad_fork,
@@ -56,10 +78,10 @@ OF_A_BUILD: dict[str, Any] = cuda_names.each_its_own({
     "_cuda_getDefaultStream": _default_stream,
     "_cuda_getStreamFromExternal": _external_stream,
     "_cuda_setStream": streams.set_stream_by_number,
-    "_cuda_tunableop_is_enabled": cuda_names.never,
-    "_cuda_tunableop_tuning_is_enabled": cuda_names.never,
-    "_cuda_tunableop_enable": cuda_names.nothing,
-    "_cuda_tunableop_tuning_enable": cuda_names.nothing,
+    "_cuda_getCurrentSolverHandle": cuda_names.current_solver_handle,
+    "_cuda_getCompiledVersion": _compiled_version,
+    "_cuda_hasPrimaryContext": _has_context,
+    "_cuda_jiterator_compile_and_launch_kernel": _refuse_source,
 }, cuda_names.CUDA, cuda_names.ACCELERATOR, cuda_names.ACCELERATOR_IN_C)  # fmt: skip
 """Attributes of ``torch._C`` that programs, torch's Python and its own tests call."""
 
@@ -67,7 +89,7 @@ RELIES_ON = (
     Reliance("torch._C", "what a build for CUDA has there beside the others is added"),
     *(
         Reliance(name, "what it calls in C++ takes here what it gives", holds=fit(OF_A_BUILD))
-        for name in ("torch.cuda", "torch.cuda.streams", "torch.cuda.random", "torch.cuda.tunable", "torch.accelerator")
+        for name in ("torch.cuda", "torch.cuda.streams", "torch.cuda.random", "torch.accelerator")
     ),
 )
 

@@ -1,7 +1,8 @@
 """What one process does over several GPUs: ``torch.cuda.comm``, on which ``torch.nn.DataParallel`` stands.
 
 A build of torch without CUDA lacks the functions of ``torch._C`` that copy to and from several GPUs. Here they are copies
-between simulated GPUs, one after the other, as torch's own are where NCCL does not do them.
+between simulated GPUs, one after the other, as torch's own are where NCCL does not do them. So are those of
+``torch.cuda.nccl``, which takes the tensors of several GPUs of one process.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernbench.errors import KernbenchError
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.relies_on import Reliance
+from kernbench.torch_backend.relies_on import Reliance, fit
 
 _NAMES = {
     "scatter": ("_scatter", "_scatter_out"),
@@ -23,14 +25,22 @@ _NAMES = {
     "broadcast_coalesced": ("_broadcast_coalesced",),
 }
 
+_OF_NCCL = ("_nccl_all_reduce", "_nccl_reduce", "_nccl_broadcast", "_nccl_all_gather", "_nccl_reduce_scatter",
+            "_nccl_unique_id", "_nccl_init_rank")  # fmt: skip
+
 
 def _calls_them(comm: Any) -> bool:
     return all({*wanted} <= {*getattr(comm, name).__code__.co_names} for name, wanted in _NAMES.items())
 
 
+def _calls_nccl(nccl: Any) -> bool:
+    return fit({name: globals()[name] for name in _OF_NCCL})(nccl)
+
+
 RELIES_ON = (
     Reliance("torch._C", "names are given to it that builds without CUDA lack"),
     Reliance("torch.nn.parallel.comm", "its functions call these names of torch._C", has=tuple(_NAMES), holds=_calls_them),
+    Reliance("torch.cuda.nccl", "what it calls in C++ takes here what it gives", holds=_calls_nccl),
     Reliance("torch.cuda.nccl.is_available", "sums over GPUs are additions where it says no", parameters=("tensors",)),
 )  # fmt: skip
 
@@ -40,6 +50,8 @@ def install(patches: Patches) -> None:
     for functions in _NAMES.values():
         for name in functions:
             patches.add(torch._C, name, globals()[name])
+    for name in _OF_NCCL:
+        patches.add(torch._C, name, globals()[name])
     patches.set(torch.cuda.nccl, "is_available", lambda tensors: False)
 
 
@@ -102,3 +114,65 @@ def _broadcast_coalesced(tensors: Sequence[Tensor], devices: Sequence[int], buff
             for place, part in zip(places, parts, strict=True):
                 copies[place] = part.view(tensors[place].shape)
     return out
+
+
+# -- torch.cuda.nccl ---------------------------------------------------------------------------------------------------
+
+_SUM, _PRODUCT, _MAX, _MIN, _MEAN = range(5)
+"""NCCL's reductions, by their numbers."""
+
+_REDUCTIONS: dict[int, Any] = {
+    _SUM: torch.add, _PRODUCT: torch.mul, _MAX: torch.maximum, _MIN: torch.minimum, _MEAN: torch.add,
+}  # fmt: skip
+
+
+def _reduced(inputs: Sequence[Tensor], op: int, device: torch.device) -> Tensor:
+    total = inputs[0].to(device, non_blocking=True)
+    for each in inputs[1:]:
+        total = _REDUCTIONS[op](total, each.to(device, non_blocking=True))
+    return total / len(inputs) if op == _MEAN else total
+
+
+def _nccl_reduce(
+    inputs: Sequence[Tensor], output: Tensor, root: int, op: int, streams: Any = None, comms: Any = None
+) -> None:
+    output.copy_(_reduced(inputs, op, output.device))
+
+
+def _nccl_all_reduce(
+    inputs: Sequence[Tensor], outputs: Sequence[Tensor], op: int, streams: Any = None, comms: Any = None
+) -> None:
+    _nccl_reduce(inputs, outputs[0], 0, op)
+    _broadcast_out(outputs[0], outputs[1:])
+
+
+def _nccl_broadcast(inputs: Sequence[Tensor], root: int, streams: Any = None, comms: Any = None) -> None:
+    _broadcast_out(inputs[root], [each for place, each in enumerate(inputs) if place != root])
+
+
+def _nccl_all_gather(
+    inputs: Sequence[Tensor], outputs: Sequence[Tensor], streams: Any = None, comms: Any = None
+) -> None:
+    for out in outputs:
+        for place, part in zip(out.view(-1).chunk(len(inputs)), inputs, strict=True):
+            place.copy_(part.reshape(-1), non_blocking=True)
+
+
+def _nccl_reduce_scatter(
+    inputs: Sequence[Tensor], outputs: Sequence[Tensor], op: int, streams: Any = None, comms: Any = None
+) -> None:
+    parts = [each.reshape(-1).chunk(len(inputs)) for each in inputs]
+    for place, out in enumerate(outputs):
+        out.copy_(_reduced([of_one[place] for of_one in parts], op, out.device).view(out.shape))
+
+
+def _nccl_unique_id() -> bytes:
+    """One that no communicator is made with."""
+    return bytes(128)
+
+
+def _nccl_init_rank(num_ranks: int, uid: bytes, rank: int) -> None:
+    raise KernbenchError(
+        "torch.cuda.nccl.init_rank: communicators of NCCL's own interface are not simulated. Use torch.distributed with the "
+        "backend nccl"
+    )

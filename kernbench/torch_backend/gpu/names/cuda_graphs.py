@@ -173,6 +173,29 @@ class CaptureContext:
             self._stream.__exit__(*exc)
 
 
+class AcceleratorGraph(CUDAGraph):
+    """``torch.accelerator.Graph``: a graph that is captured in a ``with`` block, on the current stream."""
+
+    def __init__(
+        self, keep_graph: bool = False, *, pool: tuple[int, int] | None = None, capture_error_mode: str = "default"
+    ) -> None:
+        super().__init__(keep_graph)
+        self.graph_pool = pool
+        self.capture_error_mode = capture_error_mode
+
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "default", **options: Any) -> None:
+        """Keep what the rank enqueues from here on."""
+        super().capture_begin(self.graph_pool)
+
+    def __enter__(self) -> None:
+        bound_devices().mine().synchronize()
+        empty_cache()
+        self.capture_begin()
+
+    def __exit__(self, *exc: Any) -> None:
+        self.capture_end()
+
+
 CUDA_GRAPHS: dict[str, Any] = {
     "CUDAGraph": CUDAGraph,
     "graph": CaptureContext,
@@ -180,3 +203,6 @@ CUDA_GRAPHS: dict[str, Any] = {
     "is_current_stream_capturing": is_current_stream_capturing,
 }
 """Attributes of ``torch.cuda`` and of ``torch.cuda.graphs``."""
+
+ACCELERATOR_GRAPHS: dict[str, Any] = {"Graph": AcceleratorGraph}
+"""Attributes of ``torch.accelerator`` and of ``torch.accelerator.graphs``."""

@@ -279,6 +279,11 @@ def current_blas_handle() -> int:
     return 1
 
 
+def current_solver_handle() -> int:
+    """``torch.cuda.current_solver_handle``: one that stands for the handle of cuSOLVER."""
+    return 2
+
+
 # -- the tables --------------------------------------------------------------------------------------------------------
 
 
@@ -363,6 +368,7 @@ ACCELERATOR: dict[str, Any] = each_its_own({
     "set_stream": streams.set_stream,
     "synchronize": synchronize,
     "get_device_capability": get_device_capability,
+    **cuda_graphs.ACCELERATOR_GRAPHS,
 }, CUDA)  # fmt: skip
 """``torch.accelerator``'s attributes."""
 
@@ -398,6 +404,7 @@ _TABLES: tuple[tuple[str, Any, dict[str, Any]], ...] = (
     ("torch.cuda.nvtx", torch.cuda.nvtx, NVTX),
     ("torch.backends.cudnn", torch.backends.cudnn, {"is_acceptable": is_acceptable, "version": cudnn_version}),
     ("torch.accelerator", torch.accelerator, ACCELERATOR),
+    ("torch.accelerator.graphs", torch.accelerator.graphs, cuda_graphs.ACCELERATOR_GRAPHS),
     ("torch._C", torch._C, ACCELERATOR_IN_C),
 )
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from kernbench.torch_backend.gpu.device.devices import current_device
 from kernbench.torch_backend.gpu.device.generators import GpuGenerator
 from kernbench.torch_backend.gpu.device.streams import Event, Stream
 from kernbench.torch_backend.gpu.tensors.placement import block_of
+from kernbench.torch_backend.modes import plain_torch
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -165,8 +167,25 @@ def default_device() -> Any:
     return None
 
 
+def _made_without_modes(stock: Any) -> Any:
+    """``torch.Tensor.__new__``: a subclass without a constructor of its own is made where no mode is on.
+
+    C++ asks for an empty tensor and makes it the subclass's; one that a mode has seen is a ``torch.Tensor`` already.
+    """
+
+    @functools.wraps(stock)
+    def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        if cls is torch.Tensor:
+            return stock(cls, *args, **kwargs)
+        with plain_torch():
+            return stock(cls, *args, **kwargs)
+
+    return staticmethod(make)
+
+
 def install(patches: Patches) -> None:
     """Replace the classes."""
+    patches.add(torch.Tensor, "__new__", _made_without_modes(torch.Tensor.__new__))
     torch.utils._device._device_constructors()  # it keeps what it finds: let that be torch's own functions
     for owner, classes in ((torch, _CLASSES), (torch.cuda, _TENSOR_CLASSES)):
         for name, cls in classes.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from kernbench.torch_backend.relies_on import Reliance
 
 _PINNED = "_kernbench_pinned"
 
+_takes: Callable[[int], object] | None = None
 _registered: dict[int, int] = {}
 """Memory of the host that programs have pinned where it is: sizes in bytes by addresses."""
 
@@ -22,7 +24,8 @@ RELIES_ON = (Reliance("torch._C.TensorBase.untyped_storage", "a storage's Python
 def pinned(tensor: torch.Tensor) -> torch.Tensor:
     """Note that a tensor is in pinned memory, which on a simulated host all memory is as good as."""
     storage: Any = storage_of(tensor)
-    setattr(storage, _PINNED, True)
+    if getattr(storage, _PINNED, None) is None:
+        setattr(storage, _PINNED, (None if _takes is None else _takes(storage.nbytes())) or True)
     return tensor
 
 
@@ -46,8 +49,16 @@ def unregister(address: int) -> bool:
     return _registered.pop(address, None) is not None
 
 
+def count_by(takes: Callable[[int], object]) -> None:
+    """``takes`` counts pinned memory: it gives what stands for a block of so many bytes, as long as that is in use."""
+    global _takes
+    _takes = takes
+
+
 def forget() -> None:
-    """The ranks have ended, and with them what they have registered."""
+    """The ranks have ended, and with them what they have registered and pinned."""
+    global _takes
+    _takes = None
     _registered.clear()
 
 
