@@ -16,7 +16,7 @@ import torch
 
 import kernbench
 from kernbench.compiled_operators.operators import Operators
-from kernbench.compiled_operators.vllm.requests import observe, observe_sampling
+from kernbench.compiled_operators.vllm.requests import RequestNames, observe, observe_sampling
 from kernbench.cost.attention import attention_time
 from kernbench.cost.ragged_attention import RaggedAttention
 from kernbench.topology import resolve_topology
@@ -507,6 +507,23 @@ def test_one_of_the_engines_that_do_the_same_tells() -> None:
     assert result is not None
     assert sorted(each.name for each in result.of_requests) == ["of 0", "of 4"]
     assert result.steps == 2
+
+
+def test_names_of_requests_are_the_same_in_each_run() -> None:
+    runs = []
+    for drawn, more in (("13ae6258", "b8abbd1453c8e65d"), ("9d7045aa", "0123456789012345")):
+        names = RequestNames()
+        asked = (
+            f"r0-{drawn}",
+            f"cmpl-{more}-0-{drawn}",
+            f"cmpl-bench-{drawn}-3-0-{drawn}",
+            f"chatcmpl-{more}-{drawn}",
+            f"7-{drawn}",
+        )
+        runs.append([names.of(each) for each in asked])
+        assert [names.of(each) for each in asked] == runs[-1]
+        assert names.of(f"r0-{more[:8]}") == "r0 (2)"
+    assert runs[0] == runs[1] == ["r0", "cmpl-0", "cmpl-bench-3-0", "chatcmpl", "7"]
 
 
 def test_the_second_runners_tokens_are_counted_without_data() -> None:

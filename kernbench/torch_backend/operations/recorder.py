@@ -451,8 +451,10 @@ class Recorder(TorchDispatchMode):
         cost_then: Callable[[], Cost] | None = None
         try:
             if operator.name in self._costs.seeing:
-                cost_then = functools.partial(self._costs.of_values, operator.name, operands_of(call))
-                cost = cost_then()
+                operands = operands_of(call)
+                cost = self._costs.of_values(operator.name, operands)
+                if operands.looked_at:
+                    cost_then = functools.partial(self._costs.of_values, operator.name, operands)
             else:
                 cost = self._cost(call, inputs, outputs, flag)
         except RuntimeError:
