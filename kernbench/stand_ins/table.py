@@ -129,6 +129,7 @@ SHIPPED = {
             "vllm.vllm_flash_attn._vllm_fa2_C": f"{_VLLM}.attention:second",
             "vllm.vllm_flash_attn._vllm_fa3_C": f"{_VLLM}.attention:third",
         }, observed={
+            "vllm.config.parallel": f"{_VLLM}.engines:refuse_side_by_side",
             "vllm.v1.core.sched.scheduler": f"{_VLLM}.requests:observe",
             "vllm.v1.worker.gpu.sample.sampler": f"{_VLLM}.requests:observe_sampling",
         }, absent=("vllm.cumem_allocator",), per_rank=True),

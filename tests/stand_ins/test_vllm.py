@@ -16,9 +16,11 @@ import torch
 
 import kernbench
 from kernbench.compiled_operators.operators import Operators
+from kernbench.compiled_operators.vllm.engines import refuse_side_by_side
 from kernbench.compiled_operators.vllm.requests import RequestNames, observe, observe_sampling
 from kernbench.cost.attention import attention_time
 from kernbench.cost.ragged_attention import RaggedAttention
+from kernbench.errors import ConfigError
 from kernbench.topology import resolve_topology
 from kernbench.trace.serving_figures import serving_result
 
@@ -507,6 +509,32 @@ def test_one_of_the_engines_that_do_the_same_tells() -> None:
     assert result is not None
     assert sorted(each.name for each in result.of_requests) == ["of 0", "of 4"]
     assert result.steps == 2
+
+
+def test_latent_attention_reads_what_is_keys_and_values_once() -> None:
+    found = RaggedAttention(((1, 4096),) * 8, 16, 1, 64, "bf16", value_width=512, latent=512)
+    assert found.nbytes == 2 * 8 * (4096 * (64 + 512) + 16 * (64 + 512 + 512))
+    assert found.flops == 2 * 8 * 16 * 4096 * (64 + 512 + 512)
+    apart = RaggedAttention(((1, 4096),) * 8, 16, 1, 576, "bf16", value_width=512)
+    device = resolve_topology("dgx_h100").topology_obj.device
+    assert found.cost(device).seconds < 0.75 * apart.cost(device).seconds
+
+
+def test_engines_side_by_side_are_refused() -> None:
+    class ParallelConfig:
+        data_parallel_size = 1
+        independent = 0
+
+        def reconfigure_for_independent_dp_rank(self) -> None:
+            self.independent += 1
+
+    refuse_side_by_side(SimpleNamespace(ParallelConfig=ParallelConfig))  # type: ignore[arg-type]
+    config = ParallelConfig()
+    config.reconfigure_for_independent_dp_rank()
+    assert config.independent == 1
+    config.data_parallel_size = 2
+    with pytest.raises(ConfigError, match=r"data_parallel_size=2 .* one world at a time"):
+        config.reconfigure_for_independent_dp_rank()
 
 
 def test_names_of_requests_are_the_same_in_each_run() -> None:
