@@ -124,7 +124,7 @@ SHIPPED = {
             needs=("onnxscript", "onnx", "onnx_ir", "ml_dtypes"),
         ),
         StandIn("vllm", "0.33.0", compiled={
-            "vllm._C_stable_libtorch": f"{_VLLM}.core:operators",
+            "vllm._C_stable_libtorch": f"{_VLLM}.stable:operators",
             "vllm._moe_C_stable_libtorch": f"{_VLLM}.experts:operators",
             "vllm.vllm_flash_attn._vllm_fa2_C": f"{_VLLM}.attention:second",
             "vllm.vllm_flash_attn._vllm_fa3_C": f"{_VLLM}.attention:third",
