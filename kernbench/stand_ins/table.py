@@ -131,7 +131,8 @@ SHIPPED = {
         }, observed={
             "vllm.config.parallel": f"{_VLLM}.engines:refuse_side_by_side",
             "vllm.v1.core.sched.scheduler": f"{_VLLM}.requests:observe",
-            "vllm.v1.worker.gpu.sample.sampler": f"{_VLLM}.requests:observe_sampling",
+            "vllm.v1.worker.gpu.sample.sampler": f"{_VLLM}.sampling:observe_sampling",
+            "vllm.v1.worker.gpu.spec_decode.rejection_sampler": f"{_VLLM}.sampling:observe_verifying",
         }, absent=("vllm.cumem_allocator",), per_rank=True),
     )
 }  # fmt: skip

@@ -17,7 +17,8 @@ import torch
 import kernbench
 from kernbench.compiled_operators.operators import Operators
 from kernbench.compiled_operators.vllm.engines import refuse_side_by_side
-from kernbench.compiled_operators.vllm.requests import RequestNames, observe, observe_sampling
+from kernbench.compiled_operators.vllm.requests import RequestNames, observe
+from kernbench.compiled_operators.vllm.sampling import Drafts, observe_sampling, observe_verifying
 from kernbench.cost.attention import attention_time
 from kernbench.cost.by_values import CallOperands, SeenOperand
 from kernbench.cost.operands import Operand
@@ -665,3 +666,33 @@ def test_the_second_runners_tokens_are_counted_without_data() -> None:
         ctx.multiprocessing.spawn(runner, nprocs=1)
         assert any("num_sampled" in each or "tolist" in each for each in ctx.simulation.assumptions.notes)
     assert counted == [[0, 1, 1]]
+
+
+def test_drafts_are_accepted_as_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class RejectionSampler:
+        def __call__(self, logits: torch.Tensor, batch: Any) -> Any:
+            count = (logits[:, 0] > 0).int()
+            return SimpleNamespace(num_sampled=count, num_rejected=count.clone())
+
+    monkeypatch.setenv("KERNBENCH_ACCEPTANCE", "1")
+    observe_verifying(SimpleNamespace(RejectionSampler=RejectionSampler))  # type: ignore[arg-type]
+    counted: list[list[int]] = []
+
+    def runner(rank: int) -> None:
+        batch = SimpleNamespace(
+            num_computed_tokens_np=np.array([0, 20, 20]), num_scheduled_tokens=np.array([8, 4, 1]),
+            prefill_len_np=np.array([16, 16, 16]), cu_num_logits_np=np.array([0, 1, 5, 6]),
+        )  # fmt: skip
+        found = RejectionSampler()(torch.empty(3, 1 << 16, device="cuda"), batch)
+        counted.extend([found.num_sampled.tolist(), found.num_rejected.tolist()])
+
+    with kernbench.simulate("dgx_h100", enable_data=False) as ctx:
+        ctx.multiprocessing.spawn(runner, nprocs=1)
+        assert any("100% of the tokens that are drafted" in each for each in ctx.simulation.remarks)
+    assert counted == [[0, 4, 1], [0, 0, 0]]
+    half, none = Drafts("0.5"), Drafts("0")
+    steps = [int(half.accepted(np.array([3]))[0]) for _ in range(80)]
+    assert sum(steps) == 80 * (0.5 + 0.25 + 0.125)
+    assert none.accepted(np.array([3, 0])).tolist() == [0, 0]
+    with pytest.raises(ConfigError, match="KERNBENCH_ACCEPTANCE"):
+        Drafts("often")

@@ -17,11 +17,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-import torch
-
 from kernbench.reporting import report_engine_step, report_request
-from kernbench.simulation.active_simulation import current_simulation
-from kernbench.torch_backend.hollow.stand_ins import state
 
 _DRAWN = re.compile(
     r"-[0-9a-f]{8}$|(?<=\bcmpl)-[0-9a-f]{16,32}\b|(?<=\bchatcmpl)-[0-9a-f]{16,32}\b|(?<=\bbench)-[0-9a-f]{8}\b"
@@ -58,34 +54,6 @@ def observe(module: ModuleType) -> None:
         method = getattr(scheduler, name, None)
         if callable(method):
             setattr(scheduler, name, wrapper(method, names))
-
-
-def observe_sampling(module: ModuleType) -> None:
-    """Without data, say how many tokens the V2 runner samples: one of each sequence whose prompt is computed by then.
-
-    Its kernels count them on the GPU, beside tokens that are not known; the host knows, and says so to nothing but metrics.
-    """
-    sampler: Any = getattr(module, "Sampler", None)
-    if sampler is None or not callable(sampler):
-        return
-    method = sampler.__call__
-
-    @functools.wraps(method)
-    def sample(self: Any, logits: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        found = method(self, logits, batch, *args, **kwargs)
-        whole = batch.num_computed_tokens_np + batch.num_scheduled_tokens >= batch.prefill_len_np
-        _state(found.num_sampled, torch.from_numpy(whole[: len(found.num_sampled)].astype("int64")))
-        return found
-
-    sampler.__call__ = sample
-
-
-def _state(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """In a simulation without data: these are a tensor's values."""
-    simulation = current_simulation()
-    if simulation is not None and not simulation.engine.enable_data:
-        with simulation.hosts.current().as_one():
-            state(simulation.storages, tensor, values.to(tensor.dtype))
 
 
 def _repeats(scheduler: Any) -> bool:
