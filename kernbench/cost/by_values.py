@@ -32,20 +32,23 @@ class SeenOperand:
     Attributes:
         shape, format, nbytes: as of :class:`~kernbench.cost.operands.Operand`.
         elements: how many it has.
+        looked_at: whether its values were asked for.
     """
 
-    __slots__ = ("_look", "elements", "format", "nbytes", "shape")
+    __slots__ = ("_look", "elements", "format", "looked_at", "nbytes", "shape")
 
     def __init__(self, operand: Operand, look: Callable[[], Any] = lambda: None) -> None:
         self.shape: Shape = operand.shape
         self.format = operand.format
         self.elements = prod(operand.shape)
         self.nbytes = int(operand.nbytes)
+        self.looked_at = False
         self._look = look
 
     @property
     def known(self) -> Any:
         """Its values as they are after the call, in lists; None if they are not known, or no whole numbers."""
+        self.looked_at = True
         return self._look()
 
     def row_bytes(self, dimensions: int) -> int:
@@ -79,6 +82,11 @@ class CallOperands(Mapping[str, Any]):
         """All tensors among the arguments, in order."""
         flat = [each for value in self.values() for each in (value if isinstance(value, list) else (value,))]
         return [each for each in flat if isinstance(each, SeenOperand)]
+
+    @property
+    def looked_at(self) -> bool:
+        """Whether the values of any were asked for: if not, the cost is that of every call with these shapes and numbers."""
+        return any(each.looked_at for each in (*self.tensors, *self.results))
 
 
 @dataclass(frozen=True)

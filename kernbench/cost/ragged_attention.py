@@ -37,6 +37,7 @@ class RaggedAttention:
         variant: whose kernel, as of :func:`~kernbench.cost.attention.attention_time`; ``"flash"`` where a generation lacks it.
         gradient: those of queries, keys and values are computed.
         value_width: of a head's values, where it is not that of its keys.
+        latent: columns of the values that are keys, too, beyond ``width``, and are read once (multi-head latent attention).
     """
 
     sequences: tuple[tuple[int, int], ...]
@@ -49,15 +50,16 @@ class RaggedAttention:
     variant: str = "flash"
     gradient: bool = False
     value_width: int | None = None
+    latent: int = 0
 
     matrix = True
 
     @property
     def flops(self) -> int:
         """Floating-point operations of its products, of the pairs that are seen: of two, or of a gradient's five."""
-        values = self.value_width or self.width
-        per_pair = 2 * (3 * self.width + 2 * values) if self.gradient else 2 * (self.width + values)
-        return sum(per_pair * self.heads * self._pairs(queries, keys) for queries, keys in self.sequences)
+        keys, values = self.width + self.latent, self.value_width or self.width
+        per_pair = 2 * (3 * keys + 2 * values) if self.gradient else 2 * (keys + values)
+        return sum(per_pair * self.heads * self._pairs(*each) for each in self.sequences)
 
     @property
     def nbytes(self) -> int:
@@ -66,7 +68,8 @@ class RaggedAttention:
             self.heads * queries + self.kv_heads * self._reached(queries, keys) for queries, keys in self.sequences
         )
         width = self.width + (self.value_width or self.width)
-        return int((2.5 if self.gradient else 1) * rows * width * ITEM_BYTES[self.dtype])
+        more = self.latent * self.heads * sum(queries for queries, _ in self.sequences)
+        return int((2.5 if self.gradient else 1) * (rows * width + more) * ITEM_BYTES[self.dtype])
 
     def _reached(self, queries: int, keys: int) -> int:
         return keys if self.window is None else min(keys, queries + self.window)
@@ -81,7 +84,7 @@ class RaggedAttention:
         variant = self.variant if self.variant in generation_of(device).attention else "flash"
         parts = [
             attention_parts(
-                device, self.heads, queries, keys, self.width, self.dtype, variant, causal=self.causal,
+                device, self.heads, queries, keys, self.width + self.latent, self.dtype, variant, causal=self.causal,
                 window=self.window, gradient=self.gradient, value_dim=self.value_width,
                 seen=None if keys == queries else self._pairs(queries, keys) / queries,
             )

@@ -125,6 +125,7 @@ class Timekeeper:
         for each in self._companions.values():
             each.socket.close()
         self._companions.clear()
+        self._stillness.close()
         if self._file >= 0:
             os.close(self._file)
             self._file = -1

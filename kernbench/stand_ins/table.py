@@ -124,13 +124,15 @@ SHIPPED = {
             needs=("onnxscript", "onnx", "onnx_ir", "ml_dtypes"),
         ),
         StandIn("vllm", "0.33.0", compiled={
-            "vllm._C_stable_libtorch": f"{_VLLM}.core:operators",
+            "vllm._C_stable_libtorch": f"{_VLLM}.stable:operators",
             "vllm._moe_C_stable_libtorch": f"{_VLLM}.experts:operators",
             "vllm.vllm_flash_attn._vllm_fa2_C": f"{_VLLM}.attention:second",
             "vllm.vllm_flash_attn._vllm_fa3_C": f"{_VLLM}.attention:third",
         }, observed={
+            "vllm.config.parallel": f"{_VLLM}.engines:refuse_side_by_side",
             "vllm.v1.core.sched.scheduler": f"{_VLLM}.requests:observe",
-            "vllm.v1.worker.gpu.sample.sampler": f"{_VLLM}.requests:observe_sampling",
+            "vllm.v1.worker.gpu.sample.sampler": f"{_VLLM}.sampling:observe_sampling",
+            "vllm.v1.worker.gpu.spec_decode.rejection_sampler": f"{_VLLM}.sampling:observe_verifying",
         }, absent=("vllm.cumem_allocator",), per_rank=True),
     )
 }  # fmt: skip

@@ -337,6 +337,20 @@ def test_children_count(tmp_path: Path) -> None:
             os.kill(child, 9)
 
 
+def test_a_process_that_begins_between_two_looks_is_seen() -> None:
+    script = "import os, sys\nsys.stdin.readline()\nif not os.fork():\n  while True: pass\nsys.stdin.readline()"
+    with subprocess.Popen([sys.executable, "-c", script], stdin=subprocess.PIPE, text=True) as process:
+        stillness = Stillness(lambda: [process.pid])
+        assert process.stdin is not None
+        _await(lambda: stillness.at_work() == 0)
+        process.stdin.write("go\n")
+        process.stdin.flush()
+        _await(lambda: stillness.at_work() not in {0, process.pid})
+        os.kill(stillness.at_work(), 9)
+        process.kill()
+    stillness.close()
+
+
 def _await(true: Any) -> None:
     while not true():
         pass

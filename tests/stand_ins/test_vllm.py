@@ -16,9 +16,14 @@ import torch
 
 import kernbench
 from kernbench.compiled_operators.operators import Operators
-from kernbench.compiled_operators.vllm.requests import observe, observe_sampling
+from kernbench.compiled_operators.vllm.engines import refuse_side_by_side
+from kernbench.compiled_operators.vllm.requests import RequestNames, observe
+from kernbench.compiled_operators.vllm.sampling import Drafts, observe_sampling, observe_verifying
 from kernbench.cost.attention import attention_time
+from kernbench.cost.by_values import CallOperands, SeenOperand
+from kernbench.cost.operands import Operand
 from kernbench.cost.ragged_attention import RaggedAttention
+from kernbench.errors import ConfigError
 from kernbench.topology import resolve_topology
 from kernbench.trace.serving_figures import serving_result
 
@@ -46,11 +51,21 @@ vocab_parallel_embedding(Tensor! out, Tensor input_ids, Tensor weight, int org_v
 get_max_shared_memory_per_block_device_attribute(int device_id) -> int
 cutlass_scaled_mm_supports_fp8(int cuda_device_capability) -> bool
 cutlass_scaled_mm(Tensor! out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor? bias) -> ()
+persistent_topk(Tensor logits, Tensor lengths, Tensor! output, Tensor workspace, int k, int max_seq_len) -> ()
+concat_and_cache_mla(Tensor kv_c, Tensor k_pe, Tensor! kv_cache, Tensor slot_mapping, str kv_cache_dtype, Tensor scale,
+  bool skip_scale=False) -> ()
+static_scaled_fp8_quant(Tensor! result, Tensor input, Tensor scale, int[]? group_shape=None) -> ()
+dynamic_scaled_fp8_quant(Tensor! result, Tensor input, Tensor! scale) -> ()
+dynamic_per_token_scaled_fp8_quant(Tensor! result, Tensor input, Tensor! scale, Tensor? scale_ub) -> ()
+per_token_group_fp8_quant(Tensor input, Tensor! output_q, Tensor! output_s, int group_size, float eps, float fp8_min,
+  float fp8_max, bool scale_ue8m0, bool dummy_is_scale_transposed, bool dummy_is_tma_aligned) -> ()
 """,
     "experts": """
 topk_softmax(Tensor! topk_weights, Tensor! topk_indices, Tensor! token_expert_indices, Tensor gating_output, bool
   renormalize, Tensor? bias, Tensor? is_padding) -> ()
 moe_sum(Tensor input, Tensor! output, Tensor? topk_ids=None, Tensor? expert_map=None) -> ()
+moe_align_block_size(Tensor topk_ids, int num_experts, int block_size, Tensor! sorted_token_ids, Tensor! experts_ids,
+  Tensor! num_tokens_post_pad, Tensor? maybe_expert_map, Tensor(a!)? scatter_idx=None) -> ()
 """,
     "second": """
 varlen_fwd(Tensor! q, Tensor k, Tensor v, Tensor!? out, Tensor cu_seqlens_q, Tensor cu_seqlens_k, Tensor? seqused_k,
@@ -74,7 +89,7 @@ fwd(Tensor! q, Tensor k, Tensor v, Tensor? k_new, Tensor? v_new, Tensor? q_v, Te
 def _defined() -> None:
     """The operators of the shipped stand-in under namespaces of their own, as the wheel is not here."""
     for name, schemas in SCHEMAS.items():
-        shipped = "core" if name == "core" else "experts" if name == "experts" else "attention"
+        shipped = "stable" if name == "core" else "experts" if name == "experts" else "attention"
         module = importlib.import_module(f"kernbench.compiled_operators.vllm.{shipped}")
         known = getattr(module, name if shipped == "attention" else "operators")
         operators = Operators(f"kernbench_test_{name}", schemas=re.split(r"\n(?=\w)", schemas.strip()))
@@ -364,12 +379,12 @@ def test_sequences_of_one_length_cost_as_a_batch(batch: int, queries: int, keys:
 
 def test_without_values() -> None:
     """Refused in words with data; without, it has a shape and is named as counted by its bytes."""
-    op_name = "kernbench_test_core::cutlass_scaled_mm"
+    op_name = "kernbench_test_core::persistent_topk"
 
     def product(rank: int, side: int) -> tuple[int, ...]:
-        a = torch.empty(side, side, device="cuda", dtype=torch.float8_e4m3fn)
-        out, scale = torch.empty(side, side, device="cuda", dtype=torch.bfloat16), torch.ones(1, device="cuda")
-        op("cutlass_scaled_mm")(out, a, a, scale, scale, None)
+        scores = torch.empty(side, side, device="cuda")
+        out = torch.empty(side, side, device="cuda", dtype=torch.int32)
+        op("persistent_topk")(scores, out[0], out, scores, 2, side)
         return tuple(out.shape)
 
     with (
@@ -509,6 +524,128 @@ def test_one_of_the_engines_that_do_the_same_tells() -> None:
     assert result.steps == 2
 
 
+def test_latents_are_kept_and_only_these_cost() -> None:
+    latents, turned, cache = drawn(3, 6), drawn(3, 1, 2, seed=2), torch.zeros(2, 4, 8)
+    slots, scale = torch.tensor([5, -1, 2]), torch.ones(1)
+    op("concat_and_cache_mla")(latents, turned, cache, slots, "auto", scale)
+    for token, (block, place) in {0: (1, 1), 2: (0, 2)}.items():
+        close(cache[block, place], [*numbers(latents[token]), *numbers(turned[token, 0])])
+    assert int((cache != 0).sum()) == 16
+    operands = {"kv_c": latents, "k_pe": turned, "kv_cache": cache, "slot_mapping": slots}
+    seen = {name: SeenOperand(Operand.of(each.shape, each.dtype), each.tolist) for name, each in operands.items()}
+    cost = importlib.import_module("kernbench.compiled_operators.vllm.stable").operators.costs["concat_and_cache_mla"]
+    assert cost(CallOperands(seen, [])).nbytes == 2 * (2 * 8 * 4) + 3 * 8
+
+
+@pytest.mark.parametrize("way", ["one", "rows", "bounded", "groups", "powers", "given"])
+def test_numbers_in_eight_bits(way: str) -> None:
+    x, most = 3 * drawn(4, 8), 448.0
+    x[1] = 0
+    found, rows = torch.empty(4, 8, dtype=torch.float8_e4m3fn), numbers(x)
+    if way in ("one", "given"):
+        scale = torch.full((1,), 0.01)
+        wanted = np.full((4, 1), 0.01 if way == "given" else abs(rows).max() / most)
+        name = "static_scaled_fp8_quant" if way == "given" else "dynamic_scaled_fp8_quant"
+        op(name)(found, x, scale)
+    elif way in ("rows", "bounded"):
+        scale, bound = torch.empty(4, 1), torch.tensor([1.5]) if way == "bounded" else None
+        wanted = np.array(
+            [[max(min(abs(row).max(), 1.5 if bound is not None else 1e9) / most, 1 / (most * 512))] for row in rows]
+        )
+        op("dynamic_per_token_scaled_fp8_quant")(found, x, scale, bound)
+    else:
+        scale = torch.empty(4, 2)
+        wanted = np.array([[max(abs(row[at : at + 4]).max(), 1e-10) / most for at in (0, 4)] for row in rows])
+        if way == "powers":
+            wanted = 2 ** np.ceil(np.log2(wanted))
+        op("per_token_group_fp8_quant")(x, found, scale, 4, 1e-10, -most, most, way == "powers", False, False)
+    close(scale, wanted[:1, 0] if scale.numel() == 1 else wanted)
+    exact = np.clip(rows / np.repeat(wanted, 8 // wanted.shape[1], 1), -most, most)
+    np.testing.assert_allclose(numbers(found.float()), exact, rtol=1 / 16, atol=1e-2)
+
+
+@pytest.mark.parametrize("way", ["one", "rows", "blocks"])
+def test_products_of_eight_bits(way: str) -> None:
+    rows, inner, width = 3, 256, 256 if way == "blocks" else 5
+    a, b = drawn(rows, inner).to(torch.float8_e4m3fn), drawn(width, inner, seed=2).to(torch.float8_e4m3fn).t()
+    shapes = {"one": ((1,), (1,)), "rows": ((rows, 1), (1, width)), "blocks": ((rows, 2), (2, 2))}[way]
+    scales = [drawn(*shape, seed=3 + at).abs() for at, shape in enumerate(shapes)]
+    out, bias = torch.empty(rows, width), drawn(width, seed=5)
+    op("cutlass_scaled_mm")(out, a, b, *scales, bias)
+    first, second = (numbers(each.float()) for each in (a, b))
+    wanted = np.zeros((rows, width))
+    for i in range(rows):
+        for j in range(width):
+            for k in range(inner):
+                at, bt = {
+                    "one": ((0,), (0,)),
+                    "rows": ((i, 0), (0, j)),
+                    "blocks": ((i, k // 128), (k // 128, j // 128)),
+                }[way]
+                wanted[i, j] += first[i, k] * second[k, j] * float(scales[0][at]) * float(scales[1][bt])
+    np.testing.assert_allclose(numbers(out), wanted + numbers(bias), rtol=1e-4, atol=1e-3)
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_tokens_by_expert_in_whole_blocks(mapped: bool) -> None:
+    chosen, block = torch.tensor([[2, 3], [1, 2], [1, 3]]), 2
+    places, experts, count = (
+        torch.empty(14, dtype=torch.int32),
+        torch.empty(7, dtype=torch.int32),
+        torch.empty(1, dtype=torch.int32),
+    )
+    only = torch.tensor([-1, 0, -1, 1]) if mapped else None
+    op("moe_align_block_size", "experts")(chosen, 4, block, places, experts, count, only)
+    wanted = {1: [2, 4], 2: [0, 3], 3: [1, 5]}
+    kept = [each for each in wanted if only is None or only[each] >= 0]
+    assert places.tolist() == [place for each in kept for place in wanted[each]] + [6] * (14 - 2 * len(kept))
+    assert experts.tolist() == [each if only is None else int(only[each]) for each in kept] + [-1] * (7 - len(kept))
+    assert int(count) == 2 * len(kept)
+
+
+def test_latent_attention_reads_what_is_keys_and_values_once() -> None:
+    found = RaggedAttention(((1, 4096),) * 8, 16, 1, 64, "bf16", value_width=512, latent=512)
+    assert found.nbytes == 2 * 8 * (4096 * (64 + 512) + 16 * (64 + 512 + 512))
+    assert found.flops == 2 * 8 * 16 * 4096 * (64 + 512 + 512)
+    apart = RaggedAttention(((1, 4096),) * 8, 16, 1, 576, "bf16", value_width=512)
+    device = resolve_topology("dgx_h100").topology_obj.device
+    assert found.cost(device).seconds < 0.75 * apart.cost(device).seconds
+
+
+def test_engines_side_by_side_are_refused() -> None:
+    class ParallelConfig:
+        data_parallel_size = 1
+        independent = 0
+
+        def reconfigure_for_independent_dp_rank(self) -> None:
+            self.independent += 1
+
+    refuse_side_by_side(SimpleNamespace(ParallelConfig=ParallelConfig))  # type: ignore[arg-type]
+    config = ParallelConfig()
+    config.reconfigure_for_independent_dp_rank()
+    assert config.independent == 1
+    config.data_parallel_size = 2
+    with pytest.raises(ConfigError, match=r"data_parallel_size=2 .* one world at a time"):
+        config.reconfigure_for_independent_dp_rank()
+
+
+def test_names_of_requests_are_the_same_in_each_run() -> None:
+    runs = []
+    for drawn, more in (("13ae6258", "b8abbd1453c8e65d"), ("9d7045aa", "0123456789012345")):
+        names = RequestNames()
+        asked = (
+            f"r0-{drawn}",
+            f"cmpl-{more}-0-{drawn}",
+            f"cmpl-bench-{drawn}-3-0-{drawn}",
+            f"chatcmpl-{more}-{drawn}",
+            f"7-{drawn}",
+        )
+        runs.append([names.of(each) for each in asked])
+        assert [names.of(each) for each in asked] == runs[-1]
+        assert names.of(f"r0-{more[:8]}") == "r0 (2)"
+    assert runs[0] == runs[1] == ["r0", "cmpl-0", "cmpl-bench-3-0", "chatcmpl", "7"]
+
+
 def test_the_second_runners_tokens_are_counted_without_data() -> None:
     class Sampler:
         def __call__(self, logits: torch.Tensor, batch: Any) -> Any:
@@ -529,3 +666,33 @@ def test_the_second_runners_tokens_are_counted_without_data() -> None:
         ctx.multiprocessing.spawn(runner, nprocs=1)
         assert any("num_sampled" in each or "tolist" in each for each in ctx.simulation.assumptions.notes)
     assert counted == [[0, 1, 1]]
+
+
+def test_drafts_are_accepted_as_assumed(monkeypatch: pytest.MonkeyPatch) -> None:
+    class RejectionSampler:
+        def __call__(self, logits: torch.Tensor, batch: Any) -> Any:
+            count = (logits[:, 0] > 0).int()
+            return SimpleNamespace(num_sampled=count, num_rejected=count.clone())
+
+    monkeypatch.setenv("KERNBENCH_ACCEPTANCE", "1")
+    observe_verifying(SimpleNamespace(RejectionSampler=RejectionSampler))  # type: ignore[arg-type]
+    counted: list[list[int]] = []
+
+    def runner(rank: int) -> None:
+        batch = SimpleNamespace(
+            num_computed_tokens_np=np.array([0, 20, 20]), num_scheduled_tokens=np.array([8, 4, 1]),
+            prefill_len_np=np.array([16, 16, 16]), cu_num_logits_np=np.array([0, 1, 5, 6]),
+        )  # fmt: skip
+        found = RejectionSampler()(torch.empty(3, 1 << 16, device="cuda"), batch)
+        counted.extend([found.num_sampled.tolist(), found.num_rejected.tolist()])
+
+    with kernbench.simulate("dgx_h100", enable_data=False) as ctx:
+        ctx.multiprocessing.spawn(runner, nprocs=1)
+        assert any("100% of the tokens that are drafted" in each for each in ctx.simulation.remarks)
+    assert counted == [[0, 4, 1], [0, 0, 0]]
+    half, none = Drafts("0.5"), Drafts("0")
+    steps = [int(half.accepted(np.array([3]))[0]) for _ in range(80)]
+    assert sum(steps) == 80 * (0.5 + 0.25 + 0.125)
+    assert none.accepted(np.array([3, 0])).tolist() == [0, 0]
+    with pytest.raises(ConfigError, match="KERNBENCH_ACCEPTANCE"):
+        Drafts("often")

@@ -166,11 +166,12 @@ def _cost_of_metadata(operands: CallOperands) -> float:
 
 def _work(operands: CallOperands, pages: SeenOperand | None, variant: str) -> RaggedAttention:
     """By the lengths that are known, else by the longest that the caller says there is."""
-    q, k = operands["q"], operands["k"]
-    window = operands["window_size_left"]
+    q, k, values = operands["q"], operands["k"], operands["v"].shape[-1]
+    window, more = operands["window_size_left"], operands.get("q_v")  # the part of the queries for the values' columns
     return RaggedAttention(
         tuple(zip(_queries(operands), _keys(operands, pages), strict=True)), q.shape[-2], k.shape[-2], q.shape[-1], q.format,
         operands["is_causal"], None if window < 0 else window, variant,
+        value_width=None if values == q.shape[-1] else values, latent=0 if more is None else more.shape[-1],
     )  # fmt: skip
 
 

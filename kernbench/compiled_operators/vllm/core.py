@@ -1,4 +1,4 @@
-"""``vllm._C_stable_libtorch``: norms, activations, rotary embedding, caches, and what the library says of the device."""
+"""``vllm._C_stable_libtorch``: norms, activations, rotary embedding, and what the library says of the device."""
 
 from __future__ import annotations
 
@@ -150,61 +150,6 @@ def vocab_parallel_embedding(
 def _of_embedding(operands: CallOperands) -> StatedWork:
     ids, out = operands["input_ids"], operands["out"]
     return StatedWork(ids.nbytes + out.nbytes + taken_from(operands["weight"], ids))
-
-
-# -- caches of keys and values --------------------------------------------------------------------------------------------
-
-
-@operators.value
-def reshape_and_cache_flash(
-    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, kv_cache_dtype: str,
-    k_scale: Tensor, v_scale: Tensor,
-) -> None:  # fmt: skip
-    """``key``: ``[tokens, heads, size]``; a cache: ``[blocks, block size, heads, size]``; a token whose slot is negative is
-    not kept."""
-    kept, block, place = _slots(slot_mapping, key_cache.shape[1])
-    for given, cache, scale in ((key, key_cache, k_scale), (value, value_cache, v_scale)):
-        cache[block, place] = _stored(given[: slot_mapping.numel()][kept], cache, kv_cache_dtype, scale)
-
-
-@operators.value
-def reshape_and_cache(
-    key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slot_mapping: Tensor, kv_cache_dtype: str,
-    k_scale: Tensor, v_scale: Tensor,
-) -> None:  # fmt: skip
-    """``key_cache``: ``[blocks, heads, size / x, block size, x]``; ``value_cache``: ``[blocks, heads, size, block size]``."""
-    kept, block, place = _slots(slot_mapping, key_cache.shape[3])
-    keys = _stored(key[: slot_mapping.numel()][kept], key_cache, kv_cache_dtype, k_scale)
-    key_cache[block, :, :, place] = keys.unflatten(-1, (-1, key_cache.shape[4]))
-    value_cache[block, :, :, place] = _stored(value[: slot_mapping.numel()][kept], value_cache, kv_cache_dtype, v_scale)
-
-
-def _slots(slots: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Which tokens are kept, and the blocks and places of those."""
-    kept = slots >= 0
-    return kept, slots[kept] // size, slots[kept] % size
-
-
-def _stored(values: Tensor, cache: Tensor, format: str, scale: Tensor) -> Tensor:
-    """Values as a cache has them: in eight bits they are divided by their scale."""
-    if format == "auto":
-        return values.to(cache.dtype)
-    kind = torch.float8_e5m2 if format == "fp8_e5m2" else torch.float8_e4m3fn
-    most = torch.finfo(kind).max
-    return (values.float() / scale.float()).clamp(-most, most).to(kind).view(cache.dtype)
-
-
-@operators.cost("reshape_and_cache_flash")
-@operators.cost("reshape_and_cache")
-def _of_caching(operands: CallOperands) -> StatedWork:
-    """The tokens that have a slot are read, and written in the format of the cache."""
-    key, value, slots = operands["key"], operands["value"], operands["slot_mapping"]
-    kept = slots.shape[0] if slots.known is None else sum(slot >= 0 for slot in slots.known)
-    moved = 0
-    for given, cache in ((key, operands["key_cache"]), (value, operands["value_cache"])):
-        row = given.row_bytes(1)
-        moved += kept * row + kept * row * cache.nbytes * given.elements // (cache.elements * given.nbytes or 1)
-    return StatedWork(moved + slots.nbytes)
 
 
 # -- what the library says ------------------------------------------------------------------------------------------------

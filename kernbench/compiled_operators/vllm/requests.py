@@ -10,53 +10,50 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import time
+from collections import Counter
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-import torch
-
 from kernbench.reporting import report_engine_step, report_request
-from kernbench.simulation.active_simulation import current_simulation
-from kernbench.torch_backend.hollow.stand_ins import state
+
+_DRAWN = re.compile(
+    r"-[0-9a-f]{8}$|(?<=\bcmpl)-[0-9a-f]{16,32}\b|(?<=\bchatcmpl)-[0-9a-f]{16,32}\b|(?<=\bbench)-[0-9a-f]{8}\b"
+)
+"""What vLLM draws at random for a request's name: at its end, where its server makes one, and in those of its benchmark."""
+
+
+class RequestNames:
+    """What requests are called in reports: the same in each run, where vLLM's own names are not."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, str] = {}
+        self._given: Counter[str] = Counter()
+
+    def of(self, request: str) -> str:
+        """The name of a request that vLLM knows by that: the first of a name has it, others have it with their number."""
+        name = self._of.get(request)
+        if name is None:
+            name = _DRAWN.sub("", request) or "request"
+            self._given[name] += 1
+            count = self._given[name]
+            name = self._of[request] = name if count == 1 else f"{name} ({count})"
+        return name
+
+    def forget(self, request: str) -> None:
+        """It has ended."""
+        self._of.pop(request, None)
 
 
 def observe(module: ModuleType) -> None:
     """Have the scheduler tell of requests and steps, as far as this release has the methods that are known."""
-    scheduler: Any = getattr(module, "Scheduler", None)
+    scheduler, names = getattr(module, "Scheduler", None), RequestNames()
     for name, wrapper in (("add_request", _taking), ("update_from_output", _updating)):
         method = getattr(scheduler, name, None)
         if callable(method):
-            setattr(scheduler, name, wrapper(method))
-
-
-def observe_sampling(module: ModuleType) -> None:
-    """Without data, say how many tokens the V2 runner samples: one of each sequence whose prompt is computed by then.
-
-    Its kernels count them on the GPU, beside tokens that are not known; the host knows, and says so to nothing but metrics.
-    """
-    sampler: Any = getattr(module, "Sampler", None)
-    if sampler is None or not callable(sampler):
-        return
-    method = sampler.__call__
-
-    @functools.wraps(method)
-    def sample(self: Any, logits: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
-        found = method(self, logits, batch, *args, **kwargs)
-        whole = batch.num_computed_tokens_np + batch.num_scheduled_tokens >= batch.prefill_len_np
-        _state(found.num_sampled, torch.from_numpy(whole[: len(found.num_sampled)].astype("int64")))
-        return found
-
-    sampler.__call__ = sample
-
-
-def _state(tensor: torch.Tensor, values: torch.Tensor) -> None:
-    """In a simulation without data: these are a tensor's values."""
-    simulation = current_simulation()
-    if simulation is not None and not simulation.engine.enable_data:
-        with simulation.hosts.current().as_one():
-            state(simulation.storages, tensor, values.to(tensor.dtype))
+            setattr(scheduler, name, wrapper(method, names))
 
 
 def _repeats(scheduler: Any) -> bool:
@@ -67,19 +64,19 @@ def _repeats(scheduler: Any) -> bool:
     return bool(int(os.environ.get("RANK", "0")) % max(parallel.world_size, 1))
 
 
-def _taking(method: Callable[..., Any]) -> Callable[..., Any]:
+def _taking(method: Callable[..., Any], names: RequestNames) -> Callable[..., Any]:
     @functools.wraps(method)
     def add_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
         if request.request_id not in self.requests and not _repeats(self):
             # `arrival_time` is of `time.time`; reports are of `time.perf_counter`
             at = min(request.arrival_time - time.time() + time.perf_counter(), time.perf_counter())
-            report_request(request.request_id, "arrived", tokens=request.num_prompt_tokens, at=at)
+            report_request(names.of(request.request_id), "arrived", tokens=request.num_prompt_tokens, at=at)
         return method(self, request, *args, **kwargs)
 
     return add_request
 
 
-def _updating(method: Callable[..., Any]) -> Callable[..., Any]:
+def _updating(method: Callable[..., Any], names: RequestNames) -> Callable[..., Any]:
     @functools.wraps(method)
     def update_from_output(self: Any, scheduled: Any, *args: Any, **kwargs: Any) -> Any:
         if _repeats(self):
@@ -92,13 +89,14 @@ def _updating(method: Callable[..., Any]) -> Callable[..., Any]:
             else:
                 prefill += count
         for name in getattr(scheduled, "preempted_req_ids", None) or ():
-            report_request(name, "preempted")
+            report_request(names.of(name), "preempted")
         outputs = method(self, scheduled, *args, **kwargs)
         for each in (output for client in outputs.values() for output in client.outputs):
             if each.new_token_ids:
-                report_request(each.request_id, "token", tokens=len(each.new_token_ids))
+                report_request(names.of(each.request_id), "token", tokens=len(each.new_token_ids))
             if each.finish_reason is not None:
-                report_request(each.request_id, "ended")
+                report_request(names.of(each.request_id), "ended")
+                names.forget(each.request_id)
         if scheduled.num_scheduled_tokens:
             pool = self.kv_cache_manager.block_pool
             report_engine_step(

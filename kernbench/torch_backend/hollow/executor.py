@@ -215,8 +215,8 @@ class HollowValues:
 
     def stays_unknown(self, call: OperatorCall) -> bool:
         """See :class:`~kernbench.torch_backend.operations.computing.Executor`: so is what has a point, is large and is on a
-        GPU, and what is new and made of that. A graph then keeps none of the call's tensors, whose memory is free for what
-        comes after it, as on a GPU."""
+        GPU, and what is made of that: new, or in memory that began in the graph. A graph then keeps none of the call's
+        tensors, whose memory is free for what comes after it, as on a GPU."""
         operator, kwargs = call.operator, call.kwargs or {}
         moves = call.device.moving or (operator.kind == TRANSFER and (kwargs.get("device") or operator.writes))
         if operator.draws or moves or call.device.host.order is not None:
@@ -224,9 +224,10 @@ class HollowValues:
         given = listed_tensors((*call.args, *kwargs.values()))
         if not any(type(stored_of(each)) is Block for each in given):
             return False
-        if not all(map(self._is_large, (*operator.written(call.args, kwargs), *operator.written_unsaid(call.args)))):
-            return False
-        made, follows = listed_tensors((call.result,)), any(map(self._stays_unknown, given))
+        follows, made = any(map(self._stays_unknown, given)), listed_tensors((call.result,))
+        for each in (*operator.written(call.args, kwargs), *operator.written_unsaid(call.args)):
+            if not (self._is_large(each) or (follows and self._stays_unknown(each) and _is_assumed(each))):
+                return False
         if not all(self._is_large(each) or (follows and _is_assumed(each)) for each in made):
             return False
         for each in made:

@@ -463,8 +463,10 @@ class Recorder(TorchDispatchMode):
             inputs, outputs = call.inputs, call.outputs = as_components(inputs), as_components(outputs)
         try:
             if operator.name in self._costs.seeing:
-                cost_then = functools.partial(self._costs.of_values, operator.name, operands_of(call))
-                cost = cost_then()
+                operands = operands_of(call)
+                cost = self._costs.of_values(operator.name, operands)
+                if operands.looked_at:
+                    cost_then = functools.partial(self._costs.of_values, operator.name, operands)
             else:
                 cost = self._cost(call, name, inputs, outputs, flag)
         except RuntimeError:

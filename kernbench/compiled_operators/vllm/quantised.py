@@ -1,0 +1,102 @@
+"""``vllm._C_stable_libtorch``: numbers in eight bits with scales, and products of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kernbench.compiled_operators.moved import moving
+from kernbench.compiled_operators.vllm.core import operators
+from kernbench.cost.by_values import CallOperands
+from kernbench.cost.matrix_work import MatrixWork
+
+Tensor = torch.Tensor
+
+BLOCK = 128
+"""Numbers along each dimension of a weight, and along a row of activations, that have a scale, where blocks have."""
+
+_LEAST = 1 / 512
+"""The least scale of a token, in units of the format's largest number's reciprocal."""
+
+
+def _put(result: Tensor, scaled: Tensor) -> None:
+    most = torch.finfo(result.dtype).max
+    result.copy_(scaled.clamp(-most, most))
+
+
+@operators.value
+def static_scaled_fp8_quant(
+    result: Tensor, input: Tensor, scale: Tensor, group_shape: Sequence[int] | None = None
+) -> None:
+    """``input`` over its scale."""
+    if scale.numel() > 1:
+        raise NotImplementedError("vllm: the values of static_scaled_fp8_quant in its stand-in take one scale")
+    _put(result, input.float() / scale.float())
+
+
+@operators.value
+def dynamic_scaled_fp8_quant(result: Tensor, input: Tensor, scale: Tensor) -> None:
+    """``scale``: the largest magnitude over the largest number of the format."""
+    scale.copy_(input.abs().amax().float() / torch.finfo(result.dtype).max)
+    _put(result, input.float() / scale)
+
+
+@operators.value
+def dynamic_per_token_scaled_fp8_quant(result: Tensor, input: Tensor, scale: Tensor, scale_ub: Tensor | None) -> None:
+    """The same by rows; ``scale_ub``: the largest magnitude that counts."""
+    most = torch.finfo(result.dtype).max
+    largest = input.float().abs().amax(-1, keepdim=True)
+    largest = largest if scale_ub is None else largest.minimum(scale_ub.float())
+    scales = (largest / most).clamp(min=_LEAST / most)
+    scale.copy_(scales.view(scale.shape))
+    _put(result, input.float() / scales)
+
+
+@operators.value
+def per_token_group_fp8_quant(
+    input: Tensor, output_q: Tensor, output_s: Tensor, group_size: int, eps: float, fp8_max: float, scale_ue8m0: bool
+) -> None:
+    """The same by groups of a row's numbers; ``scale_ue8m0``: scales are powers of two."""
+    groups = input.float().unflatten(-1, (-1, group_size))
+    scales = groups.abs().amax(-1).clamp(min=eps) / fp8_max
+    scales = torch.exp2(scales.log2().ceil()) if scale_ue8m0 else scales
+    output_s.copy_(scales)
+    output_q.copy_((groups / scales[..., None]).clamp(-fp8_max, fp8_max).flatten(-2))
+
+
+@operators.value
+def cutlass_scaled_mm(
+    out: Tensor, a: Tensor, b: Tensor, a_scales: Tensor, b_scales: Tensor, bias: Tensor | None
+) -> None:
+    """``[M, K] @ [K, N]``, each operand times its scales: one; of each row of ``a`` and column of ``b``; or of each block."""
+    product = _scaled(a, a_scales.view(-1, 1) if a_scales.numel() == len(a) else a_scales, 1) @ _scaled(
+        b, b_scales, BLOCK
+    )
+    out.copy_(product if bias is None else product + bias.float())
+
+
+def _scaled(stored: Tensor, scales: Tensor, rows: int) -> Tensor:
+    if scales.numel() > 1 and _is_of_blocks(stored.shape, scales.shape):
+        scales = scales.repeat_interleave(rows, 0)[: len(stored)]
+        scales = scales.repeat_interleave(BLOCK, 1)[:, : stored.shape[1]]
+    return stored.float() * scales.float()
+
+
+def _is_of_blocks(shape: Sequence[int], scales: Sequence[int]) -> bool:
+    return len(scales) == 2 and 1 < shape[1] != scales[1] and scales[1] == -(-shape[1] // BLOCK) and shape[1] > BLOCK
+
+
+for _name in ("static_scaled_fp8_quant", "dynamic_scaled_fp8_quant", "dynamic_per_token_scaled_fp8_quant"):
+    operators.cost(_name)(moving("result", "input", "scale"))
+operators.cost("per_token_group_fp8_quant")(moving("input", "output_q", "output_s"))
+
+
+@operators.cost("cutlass_scaled_mm")
+def _of_product(operands: CallOperands) -> MatrixWork:
+    a, out, scales = operands["a"], operands["out"], operands["a_scales"]
+    (rows, inner), width = a.shape, out.shape[-1]
+    blocks = _is_of_blocks(a.shape, scales.shape)  # sums of a block are added up in 32 bits
+    return MatrixWork(
+        ((rows, width, inner),), "fp8" if a.format.startswith("fp8") else a.format, out.format, exact=blocks
+    )

@@ -1,0 +1,10 @@
+"""All operators of ``vllm._C_stable_libtorch``."""
+
+from __future__ import annotations
+
+from kernbench.compiled_operators.vllm import caches, core, quantised
+
+operators = core.operators
+
+PARTS = (core, caches, quantised)
+"""The modules that define them."""
