@@ -21,6 +21,7 @@ LAYERS = (
         "errors",
         "lazy_names",
         "plurals",
+        "process_end",
         "own_files",
         "reporting",
         "standard_output",

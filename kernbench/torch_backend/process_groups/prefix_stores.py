@@ -24,8 +24,14 @@ RELIES_ON = (
     ),
 )
 
-_made: weakref.WeakKeyDictionary[Any, tuple[str, Any]] = weakref.WeakKeyDictionary()
-"""Prefix and store of each that Python has made."""
+_made: weakref.WeakKeyDictionary[Any, tuple[str, weakref.ref[Any]]] = weakref.WeakKeyDictionary()
+"""Prefix and store of each that Python has made. A store of a simulation refers to what is made of it, hence weakly."""
+
+
+def _behind(store: Any) -> tuple[str, Any]:
+    """Prefix and store of a ``PrefixStore``; none that Python has made or that is still there: an empty prefix, and None."""
+    prefix, behind = _made.get(store, ("", None))
+    return prefix, None if behind is None else behind()
 
 
 def _notes(stock: Callable[..., None]) -> Callable[..., None]:
@@ -34,7 +40,7 @@ def _notes(stock: Callable[..., None]) -> Callable[..., None]:
     @functools.wraps(stock)
     def make(self: Any, prefix: str, store: Any) -> None:
         stock(self, prefix, store)
-        _made[self] = prefix, store
+        _made[self] = prefix, weakref.ref(store)
 
     return make
 
@@ -44,9 +50,9 @@ def _passes(stock: Callable[..., Any], name: str) -> Callable[..., Any]:
 
     @functools.wraps(stock)
     def call(self: Any, key: str, *args: Any, **kwargs: Any) -> Any:
-        if self not in _made:
+        prefix, store = _behind(self)
+        if store is None:
             return stock(self, key, *args, **kwargs)
-        prefix, store = _made[self]
         return getattr(store, name)(f"{prefix}/{key}", *args, **kwargs)
 
     return call
@@ -57,9 +63,9 @@ def _lists(stock: Callable[..., list[str]]) -> Callable[..., list[str]]:
 
     @functools.wraps(stock)
     def list_keys(self: Any) -> list[str]:
-        if self not in _made:
+        prefix, store = _behind(self)
+        if store is None:
             return stock(self)
-        prefix, store = _made[self]
         begin = f"{prefix}/"
         return [key.removeprefix(begin) for key in store.list_keys() if key.startswith(begin)]
 

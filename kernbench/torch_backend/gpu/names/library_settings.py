@@ -20,7 +20,7 @@ from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance, fit
 
 _FFT_PLANS = 4096
-"""How many plans cuFFT keeps unless it is told."""
+"""Plans that cuFFT keeps by default."""
 
 _NOT_TUNED = (
     "TunableOp is on: products are as quick here as they are without it, none is tuned, and no results are written"
