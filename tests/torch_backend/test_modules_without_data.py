@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.testing._internal.common_modules import module_db
 
 import kernbench
 from kernbench.simulation.active_simulation import current_simulation
+from tests.torch_samples import modules
 
 pytestmark = pytest.mark.long
 
@@ -35,7 +35,7 @@ def _tensors(value: Any) -> Iterator[Tensor]:
 
 
 def _samples() -> Iterator[tuple[str, Any, Any]]:
-    for info in module_db:
+    for info in modules():
         made = info.module_inputs_func(info, device="cuda", dtype=torch.float32, requires_grad=True, training=True)
         for number, sample in enumerate(made):
             yield f"{info.name} {number}", info.module_cls, sample

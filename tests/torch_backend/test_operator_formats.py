@@ -15,6 +15,7 @@ import torch
 from torch.utils._pytree import tree_leaves, tree_map
 
 import kernbench
+from tests.torch_samples import operators
 
 SHARDS = 12
 QUICK = ("sum", "exp", "abs", "mm", "nansum", "lerp", "polygamma", "nn.functional.avg_pool3d", "nn.functional.avg_pool2d",
@@ -61,9 +62,7 @@ def _samples(op: Any, format: torch.dtype) -> list[Any]:
 
 
 def _operators(names: Iterable[str] = ()) -> Iterator[tuple[str, Any]]:
-    from torch.testing._internal.common_methods_invocations import op_db
-
-    for op in op_db:
+    for op in operators():
         name = f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
         if (not names or op.name in names) and not any(op.name.startswith(each) for each in ("jiterator",)):
             yield name, op

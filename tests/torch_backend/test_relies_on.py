@@ -32,9 +32,10 @@ def test_it_is_so(module: str, reliance: Reliance) -> None:
 
 @pytest.mark.parametrize("module", MODULES, ids=lambda module: module.__name__)
 def test_private_names_that_are_used_are_relied_on(module: ModuleType) -> None:
-    asked = [reliance for reliance in getattr(module, "RELIES_ON", ()) if not reliance.unasked()]
-    said = {name for reliance in asked for name in reliance.names}
-    whole = tuple(f"{name}." for name in said if not isinstance(find(name), ModuleType))  # its attributes come with it
+    reliances = getattr(module, "RELIES_ON", ())
+    said = {name for reliance in reliances for name in reliance.names}
+    there = {name for reliance in reliances if not reliance.unasked() for name in reliance.names}
+    whole = tuple(f"{name}." for name in there if not isinstance(find(name), ModuleType))  # its attributes come with it
     used = {name for name in private_names(module) if name not in said and not name.startswith(whole)}
     assert {
         name for name in used if not any(each.startswith(f"{name}.") for each in said)
