@@ -22,6 +22,7 @@ LAYERS = (
         "lazy_names",
         "plurals",
         "own_files",
+        "process_end",
         "reporting",
         "standard_output",
         "suggestions",

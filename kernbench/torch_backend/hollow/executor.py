@@ -298,8 +298,8 @@ class HollowValues:
     def _of_any_numbers(
         self, error: RuntimeError, operator: TorchOperator, func: Any, args: Any, kwargs: Any, found: Survey
     ) -> Any:
-        """What a call gives that was refused, maybe for numbers that are only assumed (a singular matrix). Raises ``error`` if it
-        is anything else."""
+        """What a call gives that was refused, maybe for numbers that are only assumed (a singular matrix). Raises ``error`` if
+        it is anything else."""
         if not found.unknown or isinstance(error, KernbenchError):
             raise error
         try:
