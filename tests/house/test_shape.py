@@ -23,6 +23,7 @@ LAYERS = (
         "plurals",
         "process_end",
         "own_files",
+        "process_end",
         "reporting",
         "standard_output",
         "suggestions",

@@ -17,11 +17,14 @@ from kernbench.errors import KernbenchError, message_of
 from kernbench.torch_backend.hollow.shapes import described_results, mapped
 
 
-def shapes_by_computing(func: Any, args: Any, kwargs: Any, is_hollow: Callable[[torch.Tensor], bool]) -> Any:
+def shapes_by_computing(
+    func: Any, args: Any, kwargs: Any, is_hollow: Callable[[torch.Tensor], bool], *, refused: bool = False
+) -> Any:
     """See :func:`.shapes.described`.
 
     Args:
         is_hollow: whether a tensor has no numbers.
+        refused: whether a kernel that tells shapes refuses the arguments: so does this one, and in torch's words.
 
     Raises KernbenchError: it refuses these numbers.
     """
@@ -38,6 +41,8 @@ def shapes_by_computing(func: Any, args: Any, kwargs: Any, is_hollow: Callable[[
     try:
         return described_results(func(*mapped(args, standing), **options))
     except Exception as error:
+        if refused:
+            raise
         said = message_of(error).strip().partition("\n")[0][:300]
         raise KernbenchError(
             f"{func._opname} has no shape rule (no meta or fake kernel), and cannot be computed on assumed numbers: run it "

@@ -300,13 +300,18 @@ class HollowValues:
         try:
             return described(func, args, kwargs or {}, key)
         except UnknownShapeError as error:
-            self._unmodelled.say(f"computed without data: {operator.name}, as what it gives is not known")
+            if not error.refused:
+                self._unmodelled.say(f"computed without data: {operator.name}, as what it gives is not known")
             if any(each.numel() > SMALL_ON_HOST for each in listed_tensors(args)):
+                if error.refused and isinstance(error.__cause__, RuntimeError):  # in torch's words
+                    raise error.__cause__ from None
                 raise KernbenchError(
                     f"{operator.name} has no shape rule (no meta or fake kernel), and its tensors are too large to compute "
                     f"without data: register one with torch.library.register_fake ({error})"
                 ) from None
-            return shapes_by_computing(func, args, kwargs or {}, _has_no_numbers) if func.namespace == "aten" else None
+            if func.namespace != "aten":
+                return None
+            return shapes_by_computing(func, args, kwargs or {}, _has_no_numbers, refused=error.refused)
 
     def _of_any_numbers(
         self, error: RuntimeError, operator: TorchOperator, func: Any, args: Any, kwargs: Any, found: Survey

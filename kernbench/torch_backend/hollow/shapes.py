@@ -19,6 +19,10 @@ RELIES_ON = (
         "torch._subclasses.fake_tensor.FakeTensorMode", "it knows shapes that meta kernels do not",
         has=("from_tensor", "__enter__", "__exit__"),
     ),
+    Reliance(
+        "torch._subclasses.fake_tensor", "how it says that it does not know an operator",
+        has=("UnsupportedOperatorException", "DynamicOutputShapeException", "DataDependentOutputException", "log"),
+    ),
     Reliance("torch._prims_common.suggest_memory_format", "it says as C++ does whether channels come last", parameters=("x",)),
 )  # fmt: skip
 
@@ -37,7 +41,15 @@ class Described(NamedTuple):
 
 
 class UnknownShapeError(Exception):
-    """Neither a meta kernel nor a fake one knows what an operation gives."""
+    """Neither a meta kernel nor a fake one knows what an operation gives.
+
+    Attributes:
+        refused: one knows the operation, and refuses these arguments.
+    """
+
+    def __init__(self, text: str, *, refused: bool) -> None:
+        super().__init__(text)
+        self.refused = refused
 
 
 MOST_KNOWN = 200_000
@@ -117,14 +129,24 @@ def _laid_out(what: Described, layout: torch.memory_format) -> Described:
 
 def _fake(func: Any, args: Any, kwargs: Any) -> Any:
     """The result according to torch's fake tensors."""
+    from torch._subclasses import fake_tensor
     from torch._subclasses.fake_tensor import FakeTensorMode
 
+    unknown = (
+        NotImplementedError,
+        fake_tensor.UnsupportedOperatorException,
+        fake_tensor.DynamicOutputShapeException,
+        fake_tensor.DataDependentOutputException,
+    )
     mode = FakeTensorMode(allow_non_fake_inputs=False)
+    before, fake_tensor.log.disabled = fake_tensor.log.disabled, True  # it would show what is raised, at length
     try:
         with mode:
             return func(*mapped(args, mode.from_tensor), **mapped(kwargs, mode.from_tensor))
     except Exception as error:
-        raise UnknownShapeError(f"{func}: {error}") from error
+        raise UnknownShapeError(f"{func}: {error}", refused=not isinstance(error, unknown)) from error
+    finally:
+        fake_tensor.log.disabled = before
 
 
 def _described_to_meta(value: Any) -> Any:

@@ -1,7 +1,7 @@
 """The threads that a program finds: those of its rank, as in a process of its own, and those that were there before.
 
 A suite that looks for threads which a test has left behind finds neither those of other ranks nor the simulation's. The main
-thread is the one in which the rank's program runs: code that asks for it wants to know whether it may handle signals, or make a loop.
+thread is the one in which the rank's program runs, as programs and event loops expect that look before they handle signals.
 """
 
 from __future__ import annotations

@@ -67,15 +67,20 @@ def test_numbers_that_stand_for_others_are_in_bounds() -> None:
     assert (at == 1 << 40).all()
 
 
-def test_what_is_known_and_wrong_is_refused() -> None:
+def test_what_is_known_and_wrong_is_refused(capfd: pytest.CaptureFixture[str]) -> None:
     def body() -> str:
         with pytest.raises(RuntimeError, match="singular"):
             torch.linalg.solve(torch.zeros(3, 3, device="cuda"), torch.ones(3, device="cuda"))
         with pytest.raises(RuntimeError, match="must be batches of square matrices"):
             torch.linalg.inv(torch.randn(3, 4, device="cuda"))
+        for wrong in (torch.mm, torch.add):  # in torch's words, whatever is known of the numbers
+            for size in (3, 300, 3000):
+                with pytest.raises(RuntimeError, match=r"cannot be multiplied|must match|same reduction|broadcast"):
+                    wrong(torch.randn(size, size, device="cuda"), torch.randn(size + 1, size + 2, device="cuda"))
         return "refused"
 
     assert _run(body, data=False) == "refused"
+    assert "Traceback" not in capfd.readouterr().err, "torch's own log of it"
 
 
 def test_what_refuses_them_is_refused_in_words() -> None:
