@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 import kernbench
 from tests.bugs import collective_programs as many
@@ -66,6 +67,14 @@ BUGS = (
     Bug(many.norm_on_the_host, "dylanyunlon/Neuron_SP#151", RuntimeError, "No backend type associated with device type cpu",
         mark=""),
     Bug(many.barrier_on_the_first_gpu, "pytorch/pytorch#124714", kernbench.KernbenchError, "duplicate GPU", sets_device=False),
+    Bug(many.experts_by_each_ranks_data, "huggingface/transformers#30277", _MISMATCH, "rank 1: reduce_scatter"),
+    Bug(many.layer_of_some_ranks_batches, "2U1/Phi3-Vision-Finetune#41", _MISMATCH, "rank 0: all_gather"),
+    Bug(many.barrier_of_all_but_one, "pytorch/pytorch#138322", _DEADLOCK, "Rank 3 never will: it has ended", ranks=4),
+    Bug(many.group_destroyed_after_an_error, "pytorch/torchtitan#1342", ValueError, "no such batch", mark=""),
+    Bug(many.preparation_longer_than_the_timeout, "hiyouga/LlamaFactory#360", dist.DistBackendError,
+        "Timed out waiting 600000ms (virtual time) for barrier"),
+    Bug(many.columns_sent_as_they_are, "intel/torch-xpu-ops#2161", ValueError, "non-overlapping and dense", mark=""),
+    Bug(many.one_tensor_for_all_results, "pytorch/pytorch#18689", None),
     Bug(many.messages_in_another_order, "PaddlePaddle/Paddle#41652", None),
     Bug(many.mean_of_means, "allenai/OLMo#453", None),
     Bug(one.offsets_of_32_bits, "databricks/megablocks#185", _ACCESS, "writes element -2147479552", "offsets", ranks=1),

@@ -6,6 +6,8 @@ The line that a report must name ends with ``# here``.
 from __future__ import annotations
 
 import contextlib
+import time
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -252,6 +254,63 @@ def barrier_on_the_first_gpu(fixed: bool) -> None:
 def norm_on_the_host(fixed: bool) -> None:
     total = torch.ones(1, device="cuda" if fixed else "cpu")
     dist.all_reduce(total)  # here
+
+
+def experts_by_each_ranks_data(fixed: bool) -> None:
+    """Experts are sharded each by itself, and a rank gathers only those that its tokens want."""
+    experts = nn.ModuleList(nn.Linear(8, 8) for _ in range(4)).cuda()
+    for expert in experts:
+        fully_shard(expert)
+    x = torch.ones(2, 8, device="cuda")
+    for number in range(4) if fixed else (0, 1) if dist.get_rank() == 0 else (2,):
+        x = experts[number](x)
+    x.sum().backward()  # here
+
+
+def layer_of_some_ranks_batches(fixed: bool) -> None:
+    """A batch without images leaves out the layers of images, of which each rank has a part."""
+    images, text = (fully_shard(nn.Linear(8, 8).cuda()) for _ in range(2))
+    x = torch.ones(2, 8, device="cuda")
+    if fixed or dist.get_rank() == 0:
+        x = x + images(x)
+    text(x).sum().backward()  # here
+
+
+def barrier_of_all_but_one(fixed: bool) -> None:
+    if fixed or dist.get_rank() != dist.get_world_size() - 1:
+        dist.barrier()  # here
+
+
+def group_destroyed_after_an_error(fixed: bool) -> None:
+    """The rank that fails takes its group down in ``finally``, while the others communicate: what is told is its error."""
+    try:
+        if dist.get_rank() == 1 and not fixed:
+            raise ValueError("no such batch")
+        dist.all_reduce(torch.ones(N, device="cuda"))
+    finally:
+        dist.destroy_process_group()
+
+
+def preparation_longer_than_the_timeout(fixed: bool) -> None:
+    """One rank prepares the data, the others wait for it in a barrier, for ten minutes."""
+    ready = dist.new_group(timeout=timedelta(minutes=60 if fixed else 10))
+    if dist.get_rank() == 0:
+        time.sleep(20 * 60)
+    dist.barrier(ready)  # here
+
+
+def columns_sent_as_they_are(fixed: bool) -> None:
+    columns = torch.ones(8, 8, device="cuda")[:, 2:4]
+    if fixed:
+        columns = columns.contiguous()
+    dist.send(columns, 1) if dist.get_rank() == 0 else dist.recv(columns, 0)
+
+
+def one_tensor_for_all_results(fixed: bool) -> None:
+    """Each rank's part comes to the same memory, where the last one stays."""
+    size = dist.get_world_size()
+    parts = [torch.empty(5, device="cuda") for _ in range(size)] if fixed else [torch.empty(5, device="cuda")] * size
+    dist.all_gather(parts, torch.full((5,), float(dist.get_rank()), device="cuda"))
 
 
 def messages_in_another_order(fixed: bool) -> None:

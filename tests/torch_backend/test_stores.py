@@ -86,3 +86,31 @@ def test_split_sizes_are_lists() -> None:
             dist.all_to_all_single(into, given, torch.ones(2, dtype=torch.int64))
 
     ranks(program, backend="nccl")
+
+
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+@pytest.mark.parametrize("root", [-1, 2])
+def test_a_root_that_there_is_not_is_refused(backend: str, root: int) -> None:
+    def program(rank: int) -> None:
+        group, device = dist.group.WORLD, "cuda" if backend == "nccl" else "cpu"
+        one = torch.ones(2, device=device)
+        calls: dict[str, tuple[Any, Callable[[Any], Any]]] = {
+            "gather": (dist.GatherOptions(), lambda how: group.gather([[one, one]], [one], how)),
+            "scatter": (dist.ScatterOptions(), lambda how: group.scatter([one], [[one, one]], how)),
+            "broadcast": (dist.BroadcastOptions(), lambda how: group.broadcast([one], how)),
+            "reduce": (dist.ReduceOptions(), lambda how: group.reduce([one], how)),
+        }
+        for op, (how, call) in calls.items():
+            how.rootRank = root
+            if backend == "gloo":
+                error, words = RuntimeError, f"^ProcessGroupGloo::{op}: invalid root rank: {root}$"
+            elif op in ("gather", "scatter"):
+                error, words = ValueError, f"^ProcessGroupNCCL::{op}: invalid root rank: {root}$"
+            else:
+                error, words = dist.DistBackendError, f"there is no rank {root} in a group of 2"
+            with pytest.raises(error, match=words):
+                call(how)
+        with pytest.raises(NotImplementedError, match="no tensor arguments to this function"):
+            group.gather([[one, one]], [], dist.GatherOptions())
+
+    ranks(program, backend=backend)

@@ -38,11 +38,16 @@ _GLOO_TAKES_ONE = {
 def one_tensor(tensors: Any, op: str = "", backend: str = "") -> torch.Tensor:
     """The tensor of a call that takes a list with one entry per local device, of which a rank has one.
 
-    Raises of another number: RuntimeError with gloo's words where the ``backend`` is gloo and its ``op`` takes one; else
-    ValueError. (Gloo's all_reduce, broadcast and all_gather take several; here they do not.)
+    Raises of none torch's NotImplementedError; of another number RuntimeError with gloo's words where the ``backend`` is gloo
+    and its ``op`` takes one, else ValueError. (Gloo's all_reduce, broadcast and all_gather take several; here they do not.)
     """
     if isinstance(tensors, torch.Tensor):
         return plain(tensors)
+    if not len(tensors):
+        raise NotImplementedError(
+            "There were no tensor arguments to this function (e.g., you passed an empty list of Tensors), but no fallback "
+            f"function is registered for schema c10d::{op or 'the operation'}_"
+        )
     if len(tensors) != 1:
         if backend == "gloo" and op in _GLOO_TAKES_ONE:
             raise RuntimeError(f"{_GLOO_TAKES_ONE[op]}, and was given {len(tensors)}")
@@ -122,27 +127,40 @@ _said: dict[str, dict[Any, Any]] = {}
 """What Python keeps of the warnings of a module, by file."""
 
 
+_NOT_DENSE = "Tensors for P2P must be non-overlapping and dense"
+"""What they say of one that they refuse."""
+
+
 def memory_of_message(op: str, tensor: torch.Tensor) -> torch.Tensor:
     """What NCCL sends of a tensor, and where it receives: the memory from its first element on, whatever strides say.
 
     That is the tensor itself where it is contiguous or of the host; else a flat view of as many elements, with the warning of
-    torch's groups. Of a tensor with gaps these are not the elements of the tensor, on hardware too. Raises ValueError of
-    one whose elements overlap (``expand``): so many are not in its memory.
+    torch's groups. Raises ValueError, as they do, of one with gaps between its elements (a slice of columns), or whose
+    elements overlap (``expand``).
     """
     if tensor.is_contiguous() or block_of(tensor) is None:
         return tensor
+    if not _is_dense(tensor):
+        raise ValueError(
+            f"{_NOT_DENSE}: {op} was given one of shape {tuple(tensor.shape)} and strides {tensor.stride()}; give it "
+            "tensor.contiguous()"
+        )
     if not _is_channels_last(tensor):
         place = user_location()
         said = _said.setdefault(place.file, {})
         warnings.warn_explicit(_STRIDED_MESSAGE, UserWarning, place.file, place.line, registry=said)
-    elements, start = tensor.numel(), tensor.storage_offset()
-    if (start + elements) * tensor.element_size() > tensor.untyped_storage().nbytes():
-        raise ValueError(
-            f"{op} was given a tensor of shape {tuple(tensor.shape)} and strides {tensor.stride()}, whose memory ends before "
-            f"{elements} elements: NCCL would go on behind it; give it tensor.contiguous()"
-        )
     with plain_torch(), torch.no_grad():
-        return tensor.detach().as_strided((elements,), (1,), start)
+        return tensor.detach().as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether its elements are all of a piece of memory, each once."""
+    expected = 1
+    for stride, size in sorted(each for each in zip(tensor.stride(), tensor.shape, strict=True) if each[1] != 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
 
 
 def _is_channels_last(tensor: torch.Tensor) -> bool:

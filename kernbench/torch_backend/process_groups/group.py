@@ -95,10 +95,8 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
 
     @dispatched("broadcast_", lambda group, given, opts=0, *_: (as_tensors(given), group, root_of(opts), 0))
     def broadcast(self, tensors: Any, opts: Any = 0, timeout: Any = None) -> Work:
-        tensor = one_tensor(tensors)
-        root = root_of(opts)
-        if self._is_nccls(tensor):
-            nccl_rules.member("broadcast", root, self.size())
+        tensor = one_tensor(tensors, "broadcast")
+        root = self._root("broadcast", opts, tensor)
         given = (tensor,)
         return self._post("broadcast", given, given, opts, shape=tuple(tensor.shape), dtype=tensor.dtype, root=root)
 
@@ -107,9 +105,7 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
     )
     def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None) -> Work:
         tensor = one_tensor(tensors, "reduce", self.backend_name)
-        root = root_of(opts)
-        if self._is_nccls(tensor):
-            nccl_rules.member("reduce", root, self.size())
+        root = self._root("reduce", opts, tensor)
         reduction = reduction_of(op if op is not None else opts if hasattr(opts, "reduceOp") else None)
         outputs = (tensor,) if root == self._rank else ()
         work = self._post(
@@ -176,7 +172,7 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
     )
     def gather(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
         tensor = one_tensor(input_tensors, "gather", self.backend_name)
-        root = root_of(opts)
+        root = self._root("gather", opts, tensor)
         outputs = tensor_list(output_tensors) if root == self._rank else []
         if root == self._rank:
             if self._is_nccls(tensor):
@@ -189,7 +185,7 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
     )
     def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
         tensor = one_tensor(output_tensors, "scatter", self.backend_name)
-        root = root_of(opts)
+        root = self._root("scatter", opts, tensor)
         inputs = tensor_list(input_tensors) if root == self._rank else []
         if root == self._rank:
             if self._is_nccls(tensor):

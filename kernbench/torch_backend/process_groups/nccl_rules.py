@@ -80,6 +80,13 @@ def member(op: str, rank: int, size: int) -> None:
         raise refused_by_the_library(f"{op}: there is no rank {rank} in a group of {size}")
 
 
+def root(op: str, rank: int, size: int) -> None:
+    """Of a root's number in the group: torch looks at it itself where NCCL has no such operation, and raises ValueError."""
+    if op in ("gather", "scatter"):
+        raise ValueError(f"ProcessGroupNCCL::{op}: invalid root rank: {rank}")
+    member(op, rank, size)
+
+
 def from_any() -> None:
     """Of a receive that names no source."""
     raise NotImplementedError(

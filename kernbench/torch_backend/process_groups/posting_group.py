@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Sequence
 from datetime import timedelta
@@ -37,6 +38,7 @@ from kernbench.torch_backend.process_groups.arguments import (
     one_tensor,
     parts_of,
     require_contiguous,
+    root_of,
     timeout_of,
 )
 from kernbench.torch_backend.process_groups.backend_options import BackendOptions, BackendStandIn
@@ -49,6 +51,9 @@ c10d: Any = torch.distributed.distributed_c10d
 
 _NCCL = frozenset({"nccl", "cpu:gloo,cuda:nccl", "undefined"})
 """Backends whose collectives of GPUs are NCCL's."""
+
+_SWITCHED_ON = frozenset({"1", "y", "yes", "t", "true", "on"})
+_NOT_LOOKED_FOR = "TORCH_NCCL_NAN_CHECK is set: what collectives are given is not searched for NaN here"
 
 
 RELIES_ON = (
@@ -118,6 +123,8 @@ class PostingGroup(STOCK):
         self._store = store
         self._coalescing: list[Work] | None = None
         self._sequence = 0
+        if backend in _NCCL and os.environ.get("TORCH_NCCL_NAN_CHECK", "").lower() in _SWITCHED_ON:
+            simulation.remarks.setdefault(_NOT_LOOKED_FOR)
         self._checks_at_once = dist.get_debug_level() == dist.DebugLevel.DETAIL
 
     # -- what it is --------------------------------------------------------------------------------------------------
@@ -353,6 +360,15 @@ class PostingGroup(STOCK):
     def _is_nccls(self, tensor: torch.Tensor) -> bool:
         """Whether a call with this tensor of a GPU is NCCL's, or RCCL's. (DDP's reducer gives some of the host.)"""
         return block_of(tensor) is not None and self._libraries[1] in ("nccl", "rccl")
+
+    def _root(self, op: str, opts: Any, tensor: torch.Tensor) -> int:
+        """The root's number in the group. Raises the library's error if there is none."""
+        root = root_of(opts)
+        if not 0 <= root < self.size():
+            if self._is_nccls(tensor):
+                nccl_rules.root(op, root, self.size())
+            raise RuntimeError(f"ProcessGroupGloo::{op}: invalid root rank: {root}")
+        return root
 
     def _taken(self, library: Library, op: str, dtype: torch.dtype, reduction: ReduceOp | None) -> Reduction | None:
         """What the library makes of the reduction that was asked for. Raises torch's error of what it does not take."""
