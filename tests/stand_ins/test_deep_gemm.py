@@ -153,3 +153,13 @@ def test_what_is_not_there_says_so() -> None:
         on_gpu(body)
     with pytest.raises(Exception, match="the stand-in for deep_gemm has no fp8_mqa_logits"):
         on_gpu(lambda deep_gemm: deep_gemm.fp8_mqa_logits)
+
+
+def test_layouts_have_a_module_of_their_own() -> None:
+    def body(deep_gemm: Any) -> list[Tensor]:
+        from deep_gemm.utils.layout import get_mn_major_tma_aligned_tensor, get_tma_aligned_size
+
+        assert [get_tma_aligned_size(each, 4) for each in (4, 5)] == [4, 8]
+        return [get_mn_major_tma_aligned_tensor(torch.arange(3.0, device="cuda"))]
+
+    assert on_gpu(body)[0].tolist() == [0.0, 1.0, 2.0]

@@ -87,7 +87,7 @@ $python -m vllm.entrypoints.cli.main serve $model --load-format dummy --enforce-
     --shutdown-timeout 30 > $model/server.log 2>&1 &
 server=$!
 $python -m vllm.entrypoints.cli.main bench serve --model $model --port 8129 --dataset-name random --random-input-len 128 \\
-    --random-output-len 6 --num-prompts 4 --request-rate 8 --ignore-eos --ready-check-timeout-sec 100000 --save-result \\
+    --random-output-len 6 --num-prompts 4 --request-rate 8 --ignore-eos --ready-check-timeout-sec 1000 --save-result \\
     --save-detailed --result-dir $model --result-filename benchmark.json
 kill -INT $server
 wait $server

@@ -4,6 +4,16 @@ from __future__ import annotations
 
 import torch
 
+from .layout import (
+    get_col_major_tma_aligned_tensor,
+    get_k_alignment_for_contiguous_layout,
+    get_m_alignment_for_contiguous_layout,
+    get_mk_alignment_for_contiguous_layout,
+    get_mn_major_tma_aligned_tensor,
+    get_tma_aligned_size,
+    set_mk_alignment_for_contiguous_layout,
+)  # fmt: skip
+
 __all__ = [
     "align", "ceil_div", "ceil_to_ue8m0", "get_col_major_tma_aligned_tensor", "get_k_alignment_for_contiguous_layout",
     "get_m_alignment_for_contiguous_layout", "get_mk_alignment_for_contiguous_layout", "get_mn_major_tma_aligned_tensor",
@@ -14,7 +24,6 @@ Tensor = torch.Tensor
 
 _LARGEST = 448.0
 """Of e4m3."""
-_ALIGNMENT = [128]
 
 
 def ceil_div(x: int, y: int) -> int:
@@ -53,29 +62,3 @@ def per_block_cast_to_fp8(x: Tensor, use_ue8m0: bool, gran_k: int = 128) -> tupl
     scales = _scales(parts.abs().amax((1, 3)), use_ue8m0)
     stored = (parts.float() / scales[:, None, :, None]).to(torch.float8_e4m3fn)
     return stored.view(whole.shape)[:rows, :width].contiguous(), scales
-
-
-def get_mk_alignment_for_contiguous_layout() -> int:
-    """Rows that a group's are filled up to."""
-    return _ALIGNMENT[0]
-
-
-def set_mk_alignment_for_contiguous_layout(new_value: int) -> None:
-    """See :func:`get_mk_alignment_for_contiguous_layout`."""
-    _ALIGNMENT[0] = new_value
-
-
-get_m_alignment_for_contiguous_layout = get_k_alignment_for_contiguous_layout = get_mk_alignment_for_contiguous_layout
-
-
-def get_tma_aligned_size(x: int, element_size: int) -> int:
-    """Elements up to a multiple of 16 bytes."""
-    return align(x, 16 // element_size)
-
-
-def get_mn_major_tma_aligned_tensor(sf: Tensor) -> Tensor:
-    """Scales as they are: kernels here take any layout."""
-    return sf
-
-
-get_col_major_tma_aligned_tensor = get_mn_major_tma_aligned_tensor
