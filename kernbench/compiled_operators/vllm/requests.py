@@ -42,7 +42,7 @@ def observe_sampling(module: ModuleType) -> None:
     method = sampler.__call__
 
     @functools.wraps(method)
-    def sample(self: Any, logits: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    def sample(self: Any, logits: Any, batch: Any, *args: object, **kwargs: object) -> Any:
         found = method(self, logits, batch, *args, **kwargs)
         whole = batch.num_computed_tokens_np + batch.num_scheduled_tokens >= batch.prefill_len_np
         _state(found.num_sampled, torch.from_numpy(whole[: len(found.num_sampled)].astype("int64")))
@@ -69,7 +69,7 @@ def _repeats(scheduler: Any) -> bool:
 
 def _taking(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
-    def add_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+    def add_request(self: Any, request: Any, *args: object, **kwargs: object) -> Any:
         if request.request_id not in self.requests and not _repeats(self):
             # `arrival_time` is of `time.time`; reports are of `time.perf_counter`
             at = min(request.arrival_time - time.time() + time.perf_counter(), time.perf_counter())
@@ -81,7 +81,7 @@ def _taking(method: Callable[..., Any]) -> Callable[..., Any]:
 
 def _updating(method: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(method)
-    def update_from_output(self: Any, scheduled: Any, *args: Any, **kwargs: Any) -> Any:
+    def update_from_output(self: Any, scheduled: Any, *args: object, **kwargs: object) -> Any:
         if _repeats(self):
             return method(self, scheduled, *args, **kwargs)
         decode = prefill = 0
