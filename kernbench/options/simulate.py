@@ -49,7 +49,7 @@ class SimulateOptions(Checked):
         kinds.COLLECTIVES, None, "Configuration of collectives, or its file; by default the ccl.yaml in the working directory "
         "over the shipped one.",
     )  # fmt: skip
-    plugins: Sequence[object] = option(
+    plugins: Sequence[Any] = option(
         kinds.LIST, (), "Objects, modules or references that take part in this simulation, besides the plugins that are "
         "installed (docs/plugins.md). On the command line: --plugin.",
     )  # fmt: skip
