@@ -16,7 +16,7 @@ def make_callable(name: str) -> None:
     function = name.rpartition(".")[2]
 
     class CallableModule(ModuleType):
-        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        def __call__(self, *args: object, **kwargs: object) -> Any:
             return getattr(self, function)(*args, **kwargs)
 
     sys.modules[name].__class__ = CallableModule

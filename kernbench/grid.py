@@ -76,7 +76,7 @@ def label(point: Mapping[str, Any]) -> str:
     )
 
 
-def expression(text: str, names: Iterable[str], what: str = "expression") -> Callable[[Point], Any]:
+def expression(text: str, names: Iterable[str], what: str = "expression") -> Callable[[Point], object]:
     """A function of a point that evaluates an expression over its names: arithmetic, comparisons, tests, a few functions.
 
     What could do more (attributes but those of text in ``TEXT``, imports, names that are not the point's) is refused.
@@ -109,7 +109,7 @@ def expression(text: str, names: Iterable[str], what: str = "expression") -> Cal
     with _quiet():
         code = compile(ast.fix_missing_locations(_Bounded().visit(tree)), f"<{what}>", "eval")
 
-    def evaluate(point: Point) -> Any:
+    def evaluate(point: Point) -> object:
         try:
             return eval(code, {"__builtins__": {}, **_FUNCTIONS, **_BOUNDED, **point})
         except Exception as error:
@@ -165,7 +165,7 @@ def _modulo(left: Any, right: Any) -> Any:
     return left % right
 
 
-_OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
+_OPERATIONS: dict[type[ast.operator], Callable[[Any, Any], object]] = {
     ast.Pow: _power, ast.LShift: _shifted, ast.Mult: _times, ast.Mod: _modulo,
 }  # fmt: skip
 _BOUNDED = {function.__name__: function for function in _OPERATIONS.values()}
@@ -182,5 +182,5 @@ class _Bounded(ast.NodeTransformer):
         return ast.Call(ast.Name(function.__name__, ast.Load()), [node.left, node.right], [])
 
 
-def _as_function(condition: Filter, names: Iterable[str]) -> Callable[[Point], Any]:
+def _as_function(condition: Filter, names: Iterable[str]) -> Callable[[Point], object]:
     return expression(condition, names, "filter") if isinstance(condition, str) else condition

@@ -96,7 +96,7 @@ class AutotuneCallback:
         self._steps_left = give_up_after
         self.done = False
 
-    def on_step_end(self, *args: Any, **kwargs: Any) -> None:
+    def on_step_end(self, *args: object, **kwargs: object) -> None:
         """Look, and report if there is something. Arguments are ignored, so that any trainer's hook fits."""
         if self.done:
             return

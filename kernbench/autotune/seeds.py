@@ -72,7 +72,7 @@ def write_seeds(path: str | Path, device: str, entries: Sequence[Mapping[str, An
     write_file(path, text + "\n")
 
 
-def read_seeds(path: str | Path) -> list[dict[str, Any]]:
+def read_seeds(path: str | Path) -> list[dict[str, object]]:
     """The rankings of a file. Raises ConfigError if it is none."""
     document = read_json(path)
     if not isinstance(document, dict) or document.get("format") != FORMAT:
@@ -112,7 +112,7 @@ def prune_from(path: str | Path, kernel: str, *, keep: int = 1) -> Prune:
     """
     entries = [each for each in read_seeds(path) if each["kernel"] == kernel]
 
-    def prune(configs: list[Any], named_args: Mapping[str, Any], **kwargs: Any) -> list[Any]:
+    def prune(configs: list[Any], named_args: Mapping[str, Any], **kwargs: object) -> list[Any]:
         arguments = {**named_args, **kwargs}
         best = _nearest(entries, arguments)
         if best is None:
@@ -138,7 +138,7 @@ def seeded(path: str | Path, *, keep: int = 1) -> Callable[[TunerT], TunerT]:
         own = getattr(tuner, "early_config_prune", None)
         seeds = prune_from(path, kernel_name(tuner), keep=keep)
 
-        def prune(configs: list[Any], named_args: Mapping[str, Any], **kwargs: Any) -> list[Any]:
+        def prune(configs: list[Any], named_args: Mapping[str, Any], **kwargs: object) -> list[Any]:
             left = own(configs, named_args, **kwargs) if own is not None else configs
             return seeds(left, named_args, **kwargs)
 

@@ -58,7 +58,7 @@ class Tuned:
 
     name: str
     ranked: list[Ranked]
-    entry: dict[str, Any]
+    entry: dict[str, object]
 
 
 def tune(
@@ -99,7 +99,7 @@ def tune(
     return str(target), results
 
 
-def _grid(each: Entry, point: Point) -> Callable[[Mapping[str, Any]], tuple[int, ...]]:
+def _grid(each: Entry, point: Point) -> Callable[[Mapping[str, object]], tuple[int, ...]]:
     def grid(meta: Mapping[str, Any]) -> tuple[int, ...]:
         numbers = {name: value for name, value in meta.items() if isinstance(value, (bool, int, float, str))}
         sizes = [_evaluate(size, {**numbers, **point}, f"{each.kernel}: grid") for size in each.grid]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -35,6 +35,9 @@ from kernbench.errors import ConfigError
 from kernbench.names import SYSTEM
 from kernbench.output_files import replacing, write_file
 from kernbench.topology import Topology, resolve_topology
+
+if TYPE_CHECKING:
+    from kernbench.runtime_api.context import RuntimeContext
 
 NAME = "ccl_sweep"
 COLLECTIVES = tuple(name for name in ALL if name != "send")
@@ -164,7 +167,7 @@ def _implements(entry: AlgorithmConfig) -> str:
     return str(algorithm_module(entry.module).COLLECTIVE)
 
 
-def run(ctx: Any) -> Sweep:
+def run(ctx: RuntimeContext) -> Sweep:
     """Sweep the context's system, from 1 KiB to 64 MiB."""
     sizes = sweep(1 << 10, 1 << 26, factor=16)
     return measure(ctx.topology, ctx.ccl_config, ctx.distributed.get_world_size(), sizes)
@@ -189,7 +192,7 @@ def table(results: Sweep, collective: str) -> Iterator[str]:
     yield "#"
 
 
-def _line(mark: str, *cells: Any) -> str:
+def _line(mark: str, *cells: object) -> str:
     widths = (12, 12, 9, 7, 6, 10, 8, 8)
     numbers = " ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=False))
     return f"{mark}{numbers}  {cells[8]:<36} {cells[9]}".rstrip()

@@ -11,7 +11,7 @@ joins the ranks, and a kernel merges them. With values every element is held aga
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import torch
@@ -22,6 +22,9 @@ from kernbench.benches.harness.scaling import Layout, Measurement, ScalingOption
 from kernbench.benches.tp_mlp import DTYPES
 from kernbench.benching import BenchCommand, bench_main
 from kernbench.tp.errors import PartitionError
+
+if TYPE_CHECKING:
+    from kernbench.runtime_api.context import RuntimeContext
 
 NAME = "decode_attention"
 
@@ -89,7 +92,7 @@ def worker(rank: int, plan: Plan, layout: Layout, timer: StepTimer, found: dict[
     dist.destroy_process_group()
 
 
-def run(ctx: Any, plan: Plan | None = None, layout: Layout | None = None) -> Measurement:
+def run(ctx: RuntimeContext, plan: Plan | None = None, layout: Layout | None = None) -> Measurement:
     """Measure in ``ctx``; by default with one tensor group of ``ctx.distributed.get_world_size()`` ranks."""
     plan = plan or Plan()
     if plan.heads % plan.groups:

@@ -172,7 +172,7 @@ def on_gpu(*, data: bool, side: int, in_place: bool = False) -> float:
     return found[0]
 
 
-def _first_of(measure: Callable[..., list[float]], **options: Any) -> float:
+def _first_of(measure: Callable[..., list[float]], **options: object) -> float:
     return measure(**options)[0]
 
 

@@ -116,7 +116,7 @@ Call = Callable[[], object]
 _PROGRAMS, _BLOCK = 16, 1024
 
 
-def _symmetric(*shape: int) -> Any:
+def _symmetric(*shape: int) -> object:
     buffer = symm_mem.empty(shape, device="cuda")  # type: ignore[call-overload]
     buffer.fill_(1)
     return symm_mem.rendezvous(buffer, dist.group.WORLD)  # type: ignore[arg-type]

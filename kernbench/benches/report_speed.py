@@ -19,7 +19,6 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -119,7 +118,7 @@ def measured(page: Path, browser: str) -> dict[str, float]:
             self.end_headers()
             arrived.set()
 
-        def log_message(self, *_: Any) -> None:
+        def log_message(self, *_: object) -> None:
             pass
 
     server = HTTPServer(("127.0.0.1", 0), Handler)

@@ -12,7 +12,7 @@ values (the default) the loss is compared with that of the smallest world.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import torch
@@ -22,6 +22,9 @@ from kernbench import tp
 from kernbench.benches.harness.scaling import Layout, Measurement, ScalingOptions, StepTimer, report, scaling_options
 from kernbench.benching import BenchCommand, bench_main
 from kernbench.tp.kernels.activations import ACTIVATIONS
+
+if TYPE_CHECKING:
+    from kernbench.runtime_api.context import RuntimeContext
 
 NAME = "tp_mlp"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -85,7 +88,7 @@ def worker(rank: int, plan: Plan, layout: Layout, timer: StepTimer, losses: dict
     dist.destroy_process_group()
 
 
-def run(ctx: Any, plan: Plan | None = None, layout: Layout | None = None) -> Measurement:
+def run(ctx: RuntimeContext, plan: Plan | None = None, layout: Layout | None = None) -> Measurement:
     """Measure in ``ctx``; by default with one tensor group of ``ctx.distributed.get_world_size()`` ranks."""
     plan = plan or Plan()
     layout = layout or Layout(tp=ctx.distributed.get_world_size())

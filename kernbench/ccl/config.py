@@ -152,7 +152,7 @@ def _merged(layers: tuple[_Layer, ...]) -> CclConfig:
     """The configuration that the layers make, the last one on top. Simulations of one process share it."""
     source = layers[-1].source
     problems: list[str] = []
-    defaults: dict[str, Any] = {}
+    defaults: dict[str, object] = {}
     used: dict[str, str] = {}
     fidelity: Any = "auto"
     entries: dict[str, dict[str, Any]] = {}
@@ -233,7 +233,7 @@ def _text(value: Any) -> str:
     return value if isinstance(value, str) else describe(value)
 
 
-def _section(layer: _Layer, name: str, problems: list[str]) -> dict[str, Any]:
+def _section(layer: _Layer, name: str, problems: list[str]) -> dict[str, object]:
     section = layer.document.data.get(name)
     if section is None:
         return {}

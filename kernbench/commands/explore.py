@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 import click
 
@@ -41,7 +40,7 @@ def _params() -> list[click.Parameter]:
 @run_options("report_file")
 def command(
     runs: int, how: str, jobs: int | None, scheduler: str | None, differences: bool, shrink: bool, report_file: str | None,
-    **values: Any,
+    **values: object,
 ) -> None:  # fmt: skip
     """Run PROGRAM, as kernbench run does, under one schedule after the other until something is found.
 

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 
 @contextmanager
-def points_bar(title: str) -> Iterator[Callable[[Any, int, int], None]]:
+def points_bar(title: str) -> Iterator[Callable[[object, int, int], None]]:
     """For a block, a bar on standard error where that is a terminal, and what moves it; warnings of journals as lines there."""
     from kernbench.sweep.journal import JournalWarning
 

@@ -10,7 +10,7 @@ from kernbench.commands.run_options import run_options
 from kernbench.commands.torchrun_options import TorchrunCommand, torchrun_options
 from kernbench.options import RunOptions, options_of
 
-GIVEN: dict[str, Any] = {
+GIVEN: dict[str, object] = {
     **{row.name: row.default for row in options_of(RunOptions) if row.output},
     "schedule": None, "summary": False, "progress": False,
 }  # fmt: skip

@@ -48,7 +48,7 @@ def _paces(ctx: click.Context, param: click.Parameter, value: Sequence[str]) -> 
     return dict(pairs) or None
 
 
-_TYPES: Mapping[Any, Any] = {
+_TYPES: Mapping[object, Any] = {
     kinds.COUNT: click.IntRange(min=1), kinds.SEED: int, kinds.SHARE: float, kinds.SYSTEM: SYSTEM,
     kinds.SECONDS: click.FloatRange(min=0, min_open=True), "nodes": Nodes(), "nproc_per_node": RanksPerNode(),
 }  # fmt: skip

@@ -220,7 +220,7 @@ class Outputs:
         self.failed = 0
         """The exit code that this makes, 0 for none."""
 
-    def write(self, write: Callable[..., Any], *args: Any) -> None:
+    def write(self, write: Callable[..., Any], *args: object) -> None:
         """Call ``write``; say it if the file cannot be written."""
         try:
             write(*args)

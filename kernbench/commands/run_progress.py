@@ -126,7 +126,7 @@ class RunProgress:
         self._shown = False
         self._thread: threading.Thread | None = None
         self._summing_up = False
-        self._streams: list[tuple[str, Any]] = []
+        self._streams: list[tuple[str, object]] = []
 
     def start(self) -> None:
         """Begin to look."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import click
 from rich.box import SIMPLE_HEAD
@@ -61,7 +60,7 @@ def list_systems(as_json: bool) -> None:
     _print(table)
 
 
-def _summary(topology: Topology) -> dict[str, Any]:
+def _summary(topology: Topology) -> dict[str, object]:
     """One line of the list as plain data, SI units."""
     system, device = topology.system, topology.device
     return {

@@ -62,7 +62,7 @@ Command = Callable[..., Any]
 def torchrun_options(command: Command) -> Command:
     """Add torchrun's options to a command, which receives ``variables``: environment variables for the ranks."""
 
-    def with_variables(**kwargs: Any) -> Any:
+    def with_variables(**kwargs: object) -> Any:
         for option in _UNSUPPORTED:
             if kwargs.pop(_key(option)):
                 raise ConfigError(f"{option} is torchrun's, and not supported: a rank runs a Python script or a module")

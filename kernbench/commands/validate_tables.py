@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from kernbench.errors import ConfigError
 from kernbench.output_files import make_folder, replacing
@@ -49,7 +48,7 @@ def groups(comparisons: list[Comparison]) -> list[tuple[str, list[Comparison]]]:
     return [(title, group) for title, group in pools if group]
 
 
-def as_json(comparisons: list[Comparison]) -> dict[str, Any]:
+def as_json(comparisons: list[Comparison]) -> dict[str, object]:
     """The report as plain data."""
     return {
         "tables": [
@@ -65,7 +64,7 @@ def as_json(comparisons: list[Comparison]) -> dict[str, Any]:
     }
 
 
-def _plain(result: Score) -> dict[str, Any]:
+def _plain(result: Score) -> dict[str, object]:
     return {
         "points": result.points,
         "median_abs_error": result.median,

@@ -59,7 +59,7 @@ def answer_question(
     sys.exit(1 if len(answer.failed) == len(answer.rows) else 0)
 
 
-def _named(option: str, text: str) -> tuple[str, list[Any]]:
+def _named(option: str, text: str) -> tuple[str, list[object]]:
     name, equals, values = text.partition("=")
     if not equals or not name.strip():
         raise ConfigError(f"{option} {text}: expected NAME=A,B,...")
@@ -75,7 +75,7 @@ def _values(option: str, text: str, *, as_text: bool = False) -> list[Any]:
     return parts if as_text else [_value(part) for part in parts]
 
 
-def _value(text: str) -> Any:
+def _value(text: str) -> object:
     """A number if it is one, so that filters can compute with it; it reaches the program as it was written."""
     for kind in (int, float):
         try:

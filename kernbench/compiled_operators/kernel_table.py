@@ -47,6 +47,6 @@ class KernelTable:
         return self.operators.value(name)
 
     @torch.no_grad()
-    def launch(self, name: str, *args: Any) -> None:
+    def launch(self, name: str, *args: object) -> None:
         """Launch a kernel of the table."""
         getattr(getattr(torch.ops, self._namespace), name)(*args)

@@ -32,8 +32,8 @@ class Estimate:
     high: Any
     algorithm: Any = ""
     protocol: Any = ""
-    algbw: Any = 0.0
-    busbw: Any = 0.0
+    algbw: object = 0.0
+    busbw: object = 0.0
 
 
 def interval(seconds: Floats, below: Floats | float, above: Floats | float) -> tuple[Floats, Floats]:

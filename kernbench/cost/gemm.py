@@ -163,7 +163,7 @@ _NAMES = np.array(
 def _fastest(
     spec: DeviceSpec, name: str, stored: tuple[float, float], distinct: tuple[float, float], m: Floats, n: Floats, k: Floats,
     b: Floats,
-) -> tuple[Floats, Any, Any]:  # fmt: skip
+) -> tuple[Floats, object, Any]:  # fmt: skip
     """Seconds, whether memory limits, and the tile's name, of the fastest configuration of each product.
 
     ``stored``: bytes of an element of the result that are written, and that were there before and are read. ``distinct``: see

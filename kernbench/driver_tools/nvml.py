@@ -44,7 +44,7 @@ def install(patches: Patches) -> None:
     """Let ranks load it."""
 
     @functools.wraps(_stock)
-    def load(self: Any, name: Any, *args: Any, **kwargs: Any) -> None:
+    def load(self: Any, name: Any, *args: object, **kwargs: object) -> None:
         device = current_device()
         known = isinstance(name, str | bytes) and os.path.basename(os.fsdecode(name)) in LIBRARIES
         if not known or device is None or not has_smi(device.simulation.topology):
@@ -71,7 +71,7 @@ def _function(name_and_library: tuple[str, Any]) -> Callable[..., Any]:
         raise AttributeError(f"{library._name}: undefined symbol: {name}")
     base = name[:-3] if name[-3:-1] == "_v" else name
 
-    def call(*args: Any) -> Any:
+    def call(*args: object) -> Any:
         if current_device() is None and not told_gpus():
             return _of_the_machine(library._name, name, args)
         if base == "nvmlErrorString":
@@ -119,14 +119,14 @@ def _write(reference: Any, value: int) -> None:
     _target(reference).value = value
 
 
-def _write_text(buffer: Any, size: Any, text: str) -> None:
+def _write_text(buffer: object, size: Any, text: str) -> None:
     encoded = text.encode()
     if len(encoded) >= _number(size):
         raise _Failed(INSUFFICIENT_SIZE)
     _target(buffer).value = encoded
 
 
-def _fill(reference: Any, **fields: Any) -> None:
+def _fill(reference: Any, **fields: object) -> None:
     """Fields of a structure, those that this release of it has."""
     structure = _target(reference)
     for name, value in fields.items():
@@ -169,7 +169,7 @@ def _found(wanted: Any, reference: Any, of: Callable[[Gpu], str]) -> None:
 # -- answers -------------------------------------------------------------------------------------------------------------
 
 
-def _nothing(*args: Any) -> None:
+def _nothing(*args: object) -> None:
     """Done."""
 
 

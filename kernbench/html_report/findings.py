@@ -38,7 +38,7 @@ def findings_of(simulation: Simulation, errors: Mapping[int, BaseException]) -> 
     ]
 
 
-def _deadlock(error: DeadlockError) -> dict[str, Any]:
+def _deadlock(error: DeadlockError) -> dict[str, object]:
     cycle = find_cycle(error.waits_for)
     return {
         "kind": "deadlock", "waits_for": list(error.waits_for.items()), "doing": list(error.doing.items()),
@@ -46,7 +46,7 @@ def _deadlock(error: DeadlockError) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _mismatch(error: CollectiveMismatchError, history: History) -> dict[str, Any]:
+def _mismatch(error: CollectiveMismatchError, history: History) -> dict[str, object]:
     """Who called what: ``columns`` of ranks that called the same, with their calls by number."""
     alike: dict[tuple[Any, ...], list[int]] = {}
     for rank, words in error.sides.items():
@@ -72,7 +72,7 @@ def _differing(sides: Sequence[Mapping[str, str]], but: Collection[str]) -> list
     return [name for name in names if len({words.get(name) for words in sides}) > 1]
 
 
-def _race(found: FoundReport) -> dict[str, Any]:
+def _race(found: FoundReport) -> dict[str, object]:
     """Two accesses on their strands; of a read of unwritten memory, the steps to it."""
     told = {**found.record, "kind": "race", "title": found.kind}
     if isinstance(found, Race):
@@ -106,7 +106,7 @@ def _memory_reports(error: BaseException) -> Iterator[OutOfMemoryReport]:
         cause = cause.__cause__ or cause.__context__
 
 
-def _out_of_memory(report: OutOfMemoryReport) -> dict[str, Any]:
+def _out_of_memory(report: OutOfMemoryReport) -> dict[str, object]:
     """What the memory was in use for (``parts``, which with ``room`` are ``whole``), and the request that had no room."""
     whole = report.capacity if report.limit is None else report.limit
     parts = list(report.composition.categories.items())

@@ -7,7 +7,7 @@ be of neighbouring moments: ranks go on meanwhile.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from kernbench.simulation.deadlock_reports import who_waits
 from kernbench.simulation.memory.process_memory import ProcessMemory
@@ -23,7 +23,7 @@ _ATTEMPTS = 20
 T = TypeVar("T")
 
 
-def live_state(simulation: Simulation) -> dict[str, Any]:
+def live_state(simulation: Simulation) -> dict[str, object]:
     """How far a run has got, for JSON. Times are virtual seconds, sizes bytes.
 
     - ``operations``, ``collectives``: enqueued operations, and collectives that have ended; ``begun``: those whose
@@ -48,7 +48,7 @@ def _settled(look: Callable[[], T]) -> T:
     return look()
 
 
-def _look_at(simulation: Simulation) -> dict[str, Any]:
+def _look_at(simulation: Simulation) -> dict[str, object]:
     scheduler, log, matcher = simulation.scheduler, simulation.engine.op_log, simulation.matcher
     hosts = dict(simulation.hosts.of_rank)
     memories = {each.host.rank: each for each in simulation.memories.of_last_world()}
@@ -89,7 +89,7 @@ def _look_at(simulation: Simulation) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _memory(memory: ProcessMemory, capacity: int) -> dict[str, Any]:
+def _memory(memory: ProcessMemory, capacity: int) -> dict[str, object]:
     allocator, room = memory.allocator, memory.room
     return {
         "used": allocator.allocated, "reserved": allocator.reserved, "peak": memory.ledger.peak,

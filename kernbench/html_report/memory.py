@@ -19,7 +19,7 @@ _MOST_LINES = 24
 """Lines and modules that are kept distinct."""
 
 
-def memory_of(simulation: Simulation) -> list[dict[str, Any]]:
+def memory_of(simulation: Simulation) -> list[dict[str, object]]:
     """The ranks with the highest peaks, by rank. Seconds and bytes."""
     used = [each for each in simulation.memories.of_last_world() if each.ledger.peak]
     used.sort(key=lambda each: (each.host.rank or 0, each.index))

@@ -104,7 +104,7 @@ def filled(sections: str, scripts: Sequence[str], title: str, data: str, *, skip
     )
 
 
-def document_of(source: ReportSource) -> tuple[dict[str, Any], Columns]:
+def document_of(source: ReportSource) -> tuple[dict[str, object], Columns]:
     """What the page is made of, as JSON and columns."""
     rows = rows_of((*source.spans, *source.requests))
     figures = source.figures
@@ -142,7 +142,7 @@ def document_of(source: ReportSource) -> tuple[dict[str, Any], Columns]:
     return header, columns
 
 
-def read_page(path: str | Path) -> tuple[dict[str, Any], Columns]:
+def read_page(path: str | Path) -> tuple[dict[str, object], Columns]:
     """What a page was made of. Raises ConfigError if it is none of ours."""
     _, mark, rest = read_text(path, MOST_OF_A_TRACE).partition(MARK)
     if not mark:

@@ -96,7 +96,7 @@ class ReportServer:
     def __init__(self, host: str, port: int) -> None:
         self._changed = threading.Condition()
         self._number = 0
-        self._status: dict[str, Any] = {"status": "starting"}
+        self._status: dict[str, object] = {"status": "starting"}
         self._look: Callable[[], dict[str, Any]] | None = None
         self._begin = monotonic()
         self._seen: tuple[float, float, dict[str, Any]] | None = None
@@ -381,5 +381,5 @@ class _Answer(BaseHTTPRequestHandler):
         finally:
             run.follows(-1)
 
-    def log_message(self, format: str, *args: Any) -> None:
+    def log_message(self, format: str, *args: object) -> None:
         """Requests are not logged."""

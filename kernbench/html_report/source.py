@@ -63,13 +63,13 @@ class ReportSource:
     facts: Sequence[tuple[str, str, str]]
     notes: Sequence[str] = ()
     failures: Sequence[dict[str, Any]] = ()
-    findings: Sequence[dict[str, Any]] = ()
+    findings: Sequence[dict[str, object]] = ()
     steps: Sequence[dict[str, Any]] = ()
     memory: Sequence[dict[str, Any]] = ()
-    peaks: Mapping[str, Any] = field(default_factory=dict)
+    peaks: Mapping[str, object] = field(default_factory=dict)
     links: ShownLinks | None = None
     requests: Sequence[Span] = ()
-    serving: dict[str, Any] | None = None
+    serving: dict[str, object] | None = None
 
 
 def source_of_run(
@@ -113,7 +113,7 @@ def source_of_trace(trace: TraceFile, name: str) -> ReportSource:
     )  # fmt: skip
 
 
-def _failure(rank: int, error: BaseException) -> dict[str, Any]:
+def _failure(rank: int, error: BaseException) -> dict[str, object]:
     """What a rank failed with, in words."""
     shown = user_traceback(error).rstrip()
     traceback = "\n".join((shown, *notes_that_python_hides([error], shown)))

@@ -47,11 +47,11 @@ class TypeTable:
     """
 
     rows: list[tuple[str, str, int, int]] = field(default_factory=list)
-    details: list[dict[str, Any]] = field(default_factory=list)
+    details: list[dict[str, object]] = field(default_factory=list)
     calls: list[tuple[str, int, str]] = field(default_factory=list)
-    _rows: dict[Any, int] = field(default_factory=dict)
-    _details: dict[Any, int] = field(default_factory=dict)
-    _calls: dict[Any, int] = field(default_factory=dict)
+    _rows: dict[object, int] = field(default_factory=dict)
+    _details: dict[object, int] = field(default_factory=dict)
+    _calls: dict[object, int] = field(default_factory=dict)
 
     def type_of(self, span: Span) -> int:
         """The place of a span's type."""
@@ -108,7 +108,7 @@ def rows_of(spans: Iterable[Span]) -> list[Row]:
     return rows
 
 
-def _place(rank: int | None, word: str) -> tuple[Any, ...]:
+def _place(rank: int | None, word: str) -> tuple[object, ...]:
     number = _ORDER.index(word) if word in _ORDER else len(_ORDER)
     return rank is None, rank or 0, number, word
 
@@ -173,7 +173,7 @@ class Group:
 
 def groups_of(rows: Sequence[Row], path: Iterable[PathStep]) -> list[Group]:
     """The ranks in groups, by the first rank of each."""
-    signatures: dict[int, list[Any]] = {}
+    signatures: dict[int, list[object]] = {}
     known: dict[tuple[str, str], int] = {}
     for row in rows:
         if row.rank is not None:

@@ -139,7 +139,7 @@ class Extent:
     streams: set[str] | None = None
     kept_at = 0
     context: Any = None
-    segment_context: Any = None
+    segment_context: object = None
 
     def __init__(self, pool: Pool, address: int, size: int) -> None:
         self.pool = pool

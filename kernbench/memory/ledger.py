@@ -118,7 +118,7 @@ class Ledger:
         self.peak = 0
         self.peak_time = 0.0
         self.peak_step = 0
-        self.peak_place: Any = None
+        self.peak_place: object = None
         self._peak_length = 0
         self._at_peak: dict[int, Entry] | None = None
         self._before: dict[int, Entry] = {}

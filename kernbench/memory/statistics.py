@@ -143,7 +143,7 @@ class Statistics:
         self.groups[number].change_by(np.sign(sizes), small)
         self.groups[total].change_by(sizes, small)
 
-    def as_nested_dict(self, max_split_size: int | None) -> dict[str, Any]:
+    def as_nested_dict(self, max_split_size: int | None) -> dict[str, object]:
         """``torch.cuda.memory_stats_as_nested_dict``."""
         self.fold()
         return {

@@ -65,7 +65,7 @@ class MemoryAccess:
     def __str__(self) -> str:
         return f"{self.name} at {getattr(self.where, 'at', self.where)}"  # of a replay, what was captured
 
-    def as_record(self, does: str) -> dict[str, Any]:
+    def as_record(self, does: str) -> dict[str, object]:
         """As JSON has it; ``does``: what it does to the memory."""
         strand = self.strand
         replayed = getattr(self.where, "replayed", None)
@@ -193,7 +193,7 @@ class Races:
     def __post_init__(self) -> None:
         if self.mode not in MODES:
             raise ConfigError(f"races={self.mode!r}: expected {', '.join(map(repr, MODES))}, or True or False")
-        self._seen: dict[tuple[Any, ...], int] = {}
+        self._seen: dict[tuple[object, ...], int] = {}
 
     def add(self, race: FoundReport) -> None:
         """Note a race or a look, if they are looked for. Raises :class:`RaceError`, or :class:`UndefinedMemoryError` unless

@@ -26,14 +26,14 @@ def write_findings(path: str, races: Races) -> None:
     write_file(path, json.dumps(found, indent=1) + "\n")
 
 
-def _plain(races: Races) -> dict[str, Any]:
+def _plain(races: Races) -> dict[str, object]:
     return {
         "found": [{**each.record, "count": races.count(each)} for each in races.found],
         "excused": [{**each.record, "excuse": each.excuse} for each in races.excused],
     }
 
 
-def _sarif(races: Races) -> dict[str, Any]:
+def _sarif(races: Races) -> dict[str, object]:
     every = [*races.found, *races.excused]
     rules = sorted({each.kind for each in every})
     return {
@@ -81,7 +81,7 @@ def _result(report: FoundReport, races: Races) -> dict[str, Any]:
     return result
 
 
-def _location(file: str, line: int) -> dict[str, Any]:
+def _location(file: str, line: int) -> dict[str, object]:
     name = os.path.relpath(file) if os.path.isabs(file) else file
     inside = not name.startswith(os.pardir)
     where = {"uri": Path(name).as_posix(), "uriBaseId": "ROOT"} if inside else {"uri": Path(file).as_uri()}

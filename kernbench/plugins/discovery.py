@@ -50,7 +50,7 @@ class Found:
 
     name: str
     source: str
-    load: Callable[[], Any]
+    load: Callable[[], object]
 
 
 @cache
@@ -126,7 +126,7 @@ def load_reference(reference: str) -> Any:
 
 
 @cache
-def _load_file(text: str) -> Any:
+def _load_file(text: str) -> object:
     path = resolved(expanded(text))
     if not is_file(path):
         raise FileNotFoundError(f"there is no file {path}")
@@ -163,7 +163,7 @@ def _system_file(point: EntryPoint) -> Path:
 
 
 @cache
-def entry_point_algorithms() -> dict[str, tuple[Mapping[str, Any], str]]:
+def entry_point_algorithms() -> dict[str, tuple[Mapping[str, object], str]]:
     """Algorithms of other distributions: the entry of ``ccl.yaml`` of each, and who brings it.
 
     One that cannot be imported is left out with a warning.
@@ -177,7 +177,7 @@ def entry_point_algorithms() -> dict[str, tuple[Mapping[str, Any], str]]:
     return found
 
 
-def algorithm_entry(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+def algorithm_entry(entry: Mapping[str, object]) -> Mapping[str, Any]:
     """An entry of ``ccl.yaml`` with a topology: without one, the first of those that the module can do."""
     if "topology" in entry or "module" not in entry:
         return entry

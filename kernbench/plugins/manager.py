@@ -190,7 +190,7 @@ class PluginManager:
             return None
         calls = [(impl.plugin_name, impl.function, tuple(impl.argnames)) for impl in impls]
 
-        def tell(**given: Any) -> None:
+        def tell(**given: object) -> None:
             unwritten = []
             for name, function, wanted in calls:
                 try:
@@ -223,7 +223,7 @@ class PluginManager:
                 return impl.plugin_name, result
         return None
 
-    def concatenated(self, hook: str, **given: Any) -> list[tuple[str, Any]]:
+    def concatenated(self, hook: str, **given: object) -> list[tuple[str, Any]]:
         """All results one after the other, each with its plugin."""
         found: list[tuple[str, Any]] = []
         for impl in self._implementations(hook):
@@ -235,7 +235,7 @@ class PluginManager:
             found += [(impl.plugin_name, item) for item in result]
         return found
 
-    def merged(self, hook: str, **given: Any) -> dict[str, tuple[Any, str]]:
+    def merged(self, hook: str, **given: object) -> dict[str, tuple[Any, str]]:
         """All results as one mapping, each value with its plugin. A name that two plugins give is an error naming both."""
         found: dict[str, tuple[Any, str]] = {}
         for impl in self._implementations(hook):

@@ -86,7 +86,7 @@ def kernbench_register(manager: Registry) -> None:
 
 
 @_rule("concatenated")
-def kernbench_options() -> Sequence[Any] | None:
+def kernbench_options() -> Sequence[object] | None:
     """Options of the plugin, ``click.Option`` objects: ``kernbench run`` and the benches offer them. Their values are in
     ``ctx.options``, by the option's name; ``simulate(options={...})`` gives them too. Results are concatenated."""
 
@@ -97,13 +97,13 @@ def kernbench_systems() -> Mapping[str, str | Path] | None:
 
 
 @_rule("merged")
-def kernbench_algorithms() -> Mapping[str, str | Mapping[str, Any]] | None:
+def kernbench_algorithms() -> Mapping[str, str | Mapping[str, object]] | None:
     """Collective algorithms by name: an entry of ``ccl.yaml`` (``{"module": ..., "topology": ...}``), or only the module.
     Merged; a name that is taken is an error. ``ccl.yaml`` may change their parameters."""
 
 
 @_rule("merged")
-def kernbench_operator_costs() -> Mapping[str, Any] | None:
+def kernbench_operator_costs() -> Mapping[str, object] | None:
     """Costs of operators that torch does not bring, by qualified name (``"mylib::flash"``): a function of operands and
     results, or the torch operator that it is priced like, as ``kernbench.cost.register`` takes them. Asked when a simulation
     opens. Merged; a name that is taken is an error."""

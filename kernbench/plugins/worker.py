@@ -57,7 +57,7 @@ class Worker:
         PluginError: the handler cannot be made.
     """
 
-    def __init__(self, handler: str, *arguments: Any, patience: float = 30.0) -> None:
+    def __init__(self, handler: str, *arguments: object, patience: float = 30.0) -> None:
         self.handler = handler
         ours, theirs = socket.socketpair()
         ours.settimeout(patience)
@@ -86,14 +86,14 @@ class Worker:
         """Whether it takes messages, as far as is known."""
         return not self._gone
 
-    def send(self, method: str, *arguments: Any) -> None:
+    def send(self, method: str, *arguments: object) -> None:
         """Have the handler's ``method`` called; nothing comes back, neither a result nor an error. Never raises."""
         if not self._gone:
             lost = self._write((_SEND, method, arguments))
             if lost and not self._gone:
                 warn(f"worker {self.handler}: a message for {method} is lost: {lost}")
 
-    def call(self, method: str, *arguments: Any, timeout: float | None = None) -> Any:
+    def call(self, method: str, *arguments: object, timeout: float | None = None) -> Any:
         """The answer of the handler's ``method``, after everything that was sent before.
 
         ``{"error": ..., "kind": "worker_error"}`` if it raised, has not answered within ``timeout`` (host seconds; default:
@@ -173,14 +173,14 @@ class WorkerPlugin(Plugin):
         handler, arguments, patience: see :class:`Worker`.
     """
 
-    def __init__(self, handler: str, *arguments: Any, patience: float = 30.0) -> None:
+    def __init__(self, handler: str, *arguments: object, patience: float = 30.0) -> None:
         self.name = handler.rpartition(":")[2]
         self.worker = Worker(handler, *arguments, patience=patience)
         wanted = self.worker.call("__hooks__")
         for hook in OBSERVED if is_worker_error(wanted) else wanted:
             setattr(self, hook, _forward(self.worker, hook))
 
-    def call(self, method: str, *arguments: Any, timeout: float | None = None) -> Any:
+    def call(self, method: str, *arguments: object, timeout: float | None = None) -> Any:
         """Ask the handler; see :meth:`Worker.call`."""
         return self.worker.call(method, *arguments, timeout=timeout)
 

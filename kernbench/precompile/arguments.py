@@ -22,7 +22,7 @@ DTYPES = {
 }  # fmt: skip
 """Triton's name of an element type to torch's."""
 
-_SCALARS: dict[tuple[str, bool], Any] = {
+_SCALARS: dict[tuple[str, bool], object] = {
     # (type, multiple of 16): a value of that type which Triton specialises on nothing else
     ("i32", False): 17,
     ("i32", True): 16,
@@ -132,7 +132,7 @@ _TL_NAMES = {
 """A dtype's own name to that of ``triton.language``."""
 
 
-def _dtype_or_text(value: str) -> Any:
+def _dtype_or_text(value: str) -> object:
     if value.startswith("tl."):
         import triton.language as tl
 

@@ -43,7 +43,7 @@ class CompileCount:
 
 
 @contextmanager
-def listening(told: Callable[[Any, Any, bool], None]) -> Iterator[None]:
+def listening(told: Callable[[object, Any, bool], None]) -> Iterator[None]:
     """Call ``told(source, metadata, cache_hit)`` at each call of Triton's compiler in this process.
 
     A listener that was there before is called as well.
@@ -52,7 +52,7 @@ def listening(told: Callable[[Any, Any, bool], None]) -> Iterator[None]:
 
     before = knobs.compilation.listener
 
-    def listener(*, src: Any, metadata: Any, metadata_group: Any, times: Any, cache_hit: bool) -> None:
+    def listener(*, src: object, metadata: Any, metadata_group: Any, times: Any, cache_hit: bool) -> None:
         told(src, metadata, bool(cache_hit))
         if before is not None:
             before(src=src, metadata=metadata, metadata_group=metadata_group, times=times, cache_hit=cache_hit)
@@ -77,7 +77,7 @@ def count_compiles() -> Iterator[CompileCount]:
         yield count
 
 
-def _identity(src: Any) -> str:
+def _identity(src: object) -> str:
     """Everything that makes this program another one, with types: ``1``, ``True`` and ``"1"`` are three constants."""
     constants = getattr(src, "constants", {})
     return repr(

@@ -30,7 +30,7 @@ def normalise(target: str) -> str:
     raise ConfigError(f"target {target!r}: expected one of {TARGETS} or another sm_NN / gfxNNN")
 
 
-def gpu_target(target: str) -> Any:
+def gpu_target(target: str) -> object:
     """The ``triton.backends.compiler.GPUTarget`` of a target."""
     from triton.backends.compiler import GPUTarget
 
@@ -69,10 +69,10 @@ def compiling_values_for(target: str) -> Iterator[None]:
         set_target(before)
 
 
-_drivers: dict[str, Any] = {}
+_drivers: dict[str, object] = {}
 
 
-def _target_driver(target: str) -> Any:
+def _target_driver(target: str) -> object:
     """One driver per target. Triton keys a kernel's binder by device index, hence one index per target too."""
     if target not in _drivers:
         from triton.backends.driver import DriverBase
@@ -95,10 +95,10 @@ def _target_driver(target: str) -> Any:
             def get_current_stream(self, device: int | None = None) -> int:
                 return 0
 
-            def get_active_torch_device(self) -> Any:
+            def get_active_torch_device(self) -> object:
                 raise NotImplementedError("this driver only compiles")
 
-            def get_benchmarker(self) -> Any:
+            def get_benchmarker(self) -> object:
                 raise NotImplementedError("this driver only compiles")
 
             def map_python_to_cpp_type(self, ty: str) -> str:
@@ -162,7 +162,7 @@ def specialised_arguments(src: Any) -> dict[str, Any]:
     return arguments
 
 
-def launch_options(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def launch_options(metadata: Mapping[str, object]) -> dict[str, Any]:
     """The options that a kernel was compiled with, those apart that every target has by default."""
     usual = {"num_ctas": 1, "maxnreg": None, "debug": False, "launch_cooperative_grid": False}
     found = {name: metadata[name] for name in ("num_warps", "num_stages", *usual) if name in metadata}

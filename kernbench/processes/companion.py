@@ -149,7 +149,7 @@ class Companion:
         if looks.failed > 2:
             self.spin()
 
-    def report(self, name: str, *args: Any) -> None:
+    def report(self, name: str, *args: object) -> None:
         """Have a method called of what the simulation knows of an engine's requests."""
         with suppress(OSError):
             self._end.send(REPORT + json.dumps([name, *args]).encode())
@@ -221,7 +221,7 @@ def _write_where() -> None:
 def clocks(companion: Companion) -> dict[str, Callable[..., Any]]:
     """The functions of :mod:`time` that a companion has. Once it is none any more they are those that ``time`` has then."""
 
-    def reads(name: str, offset: float, nanoseconds: bool) -> Callable[[], Any]:
+    def reads(name: str, offset: float, nanoseconds: bool) -> Callable[[], object]:
         def read() -> Any:
             if not companion.open:
                 return _otherwise(name, read)()
@@ -250,7 +250,7 @@ def clocks(companion: Companion) -> dict[str, Callable[..., Any]]:
     return made
 
 
-def stock_clock(name: str) -> Callable[..., Any]:
+def stock_clock(name: str) -> Callable[..., object]:
     """The machine's own function of :mod:`time`."""
     return _stock[name]
 

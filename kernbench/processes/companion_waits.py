@@ -121,7 +121,7 @@ def _install_module(companion: Companion, replaced: list[tuple[Any, str, Any]], 
         _replace(replaced, socket, "recv", _zmq_recv(companion, module, socket.recv))
 
 
-def _run(main: Any, *, loop_factory: Any = None, debug: bool | None = None, **_: Any) -> Any:
+def _run(main: Any, *, loop_factory: Any = None, debug: bool | None = None, **_: object) -> Any:
     """``uvloop.run``."""
     return asyncio.run(main, debug=debug)
 
@@ -253,7 +253,7 @@ def _zmq_poll(companion: Companion, poller: Any, stock: Callable[..., Any]) -> C
 
 def _zmq_recv(companion: Companion, zmq: Any, stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
-    def recv(self: Any, flags: int = 0, *args: Any, **kwargs: Any) -> Any:
+    def recv(self: Any, flags: int = 0, *args: object, **kwargs: object) -> Any:
         if not flags & _NO_WAIT or not companion.open:
             return stock(self, flags, *args, **kwargs)
         try:

@@ -22,7 +22,7 @@ from kernbench.scheduler.crew import acting_crew, is_outside
 _OWN = "_kernbench_own"
 
 
-_WAITS: tuple[tuple[Any, str, str, Callable[..., bool]], ...] = (
+_WAITS: tuple[tuple[object, str, str, Callable[..., bool]], ...] = (
     (synchronize.Condition, "wait", "an event or a condition", lambda _, timeout=None: timeout == 0),
     (connections.Connection, "_poll", "a message", lambda _, timeout: timeout == 0),
     (connections.Connection, "_recv_bytes", "a message", lambda *_: False),
@@ -51,7 +51,7 @@ def watch(rank: Absent) -> None:
 
     def waiting(stock: Callable[..., Any], awaits: str, over: Callable[..., bool]) -> Callable[..., Any]:
         @functools.wraps(stock)
-        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def method(self: Any, *args: object, **kwargs: object) -> Any:
             alone = acting_crew() is None
             elsewhere = alone and threading.current_thread() is not threading.main_thread()
             if (
@@ -69,7 +69,7 @@ def watch(rank: Absent) -> None:
 
     def made(stock: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(stock)
-        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        def method(self: Any, *args: object, **kwargs: object) -> Any:
             setattr(self, _OWN, True)
             return stock(self, *args, **kwargs)
 
@@ -78,7 +78,7 @@ def watch(rank: Absent) -> None:
     stock_rebuild: Any = connections.rebuild_connection  # type: ignore[attr-defined]
 
     @functools.wraps(stock_rebuild)
-    def rebuild(*args: Any, **kwargs: Any) -> Any:
+    def rebuild(*args: object, **kwargs: object) -> Any:
         came = stock_rebuild(*args, **kwargs)
         delattr(came, _OWN)
         return came

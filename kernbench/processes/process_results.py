@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 from kernbench import stand_ins
 from kernbench.cost.unmodelled import Unmodelled
@@ -36,7 +35,7 @@ class Legacy:
     unmodelled: Unmodelled
     uncounted: set[str]
     remarks: list[str]
-    memories: dict[int, dict[str, Any]] = field(default_factory=dict)
+    memories: dict[int, dict[str, object]] = field(default_factory=dict)
 
     @classmethod
     def of(cls, simulation: Simulation, host: Host) -> Legacy:

@@ -31,7 +31,7 @@ class ThreadSide:
         self._numbers, self._keys = count(1), count()
         self._awaited: dict[Notice, int] = {}
         self._limits: dict[Notice, float] = {}
-        self._arrivals: list[tuple[Any, ...]] = []
+        self._arrivals: list[tuple[object, ...]] = []
         self._mutex = allocate_lock()
 
     def install(self) -> None:

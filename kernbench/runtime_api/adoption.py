@@ -166,7 +166,7 @@ class Adoption:
             started.join = functools.partial(self._join, started.join)  # type: ignore[method-assign]
         return started
 
-    def _join(self, join: Callable[..., bool], *args: Any, **kwargs: Any) -> bool:
+    def _join(self, join: Callable[..., bool], *args: object, **kwargs: object) -> bool:
         ended = True
         try:
             ended = join(*args, **kwargs)

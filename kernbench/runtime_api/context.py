@@ -189,7 +189,7 @@ class RuntimeContext:
         return self.simulation.ccl_config
 
     @property
-    def _pending_worker_waits(self) -> list[tuple[Awaited, Any]]:
+    def _pending_worker_waits(self) -> list[tuple[Awaited, object]]:
         return self.simulation.waits.pending
 
     @property
@@ -206,7 +206,7 @@ class RuntimeContext:
 
     # -- launching and waiting ---------------------------------------------------------------------------------------
 
-    def launch(self, kernel: Any, grid: Any, *args: Any, name: str | None = None, **kwargs: Any) -> Operation:
+    def launch(self, kernel: Any, grid: Any, *args: object, name: str | None = None, **kwargs: object) -> Operation:
         """Enqueue ``kernel`` over ``grid`` programs on the stream of this rank's SIP, and return at once.
 
         Args:

@@ -75,7 +75,7 @@ class Distributed:
         rank: int = -1,
         store: Any = None,
         group_name: str = "",
-        **kwargs: Any,
+        **kwargs: object,
     ) -> None:
         """Join the world that ``spawn`` has made. ``rank`` and ``world_size``, if given, must agree with it."""
         me = self._simulation.hosts.current()
@@ -123,7 +123,7 @@ class Distributed:
         ranks: Sequence[int] | None = None,
         timeout: timedelta | None = None,
         backend: str | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> SimProcessGroup:
         """A group of ``ranks`` (default: all). Every rank of the world calls this, members or not, in the same order."""
         size = self._simulation.world.require()
@@ -313,7 +313,7 @@ class Distributed:
         """Tensor j of ``input_tensor_list`` goes to member j, which keeps it as its tensor i."""
         return self._finish((group or self.group()).alltoall(output_tensor_list, input_tensor_list), async_op)
 
-    def barrier(self, group: Group = None, async_op: bool = False, device_ids: Any = None) -> Work | None:
+    def barrier(self, group: Group = None, async_op: bool = False, device_ids: object = None) -> Work | None:
         """Return when every member has called it. Takes the time of an all-reduce of one element, as NCCL's does."""
         return self._finish((group or self.group()).barrier(), async_op)
 

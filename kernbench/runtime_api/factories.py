@@ -72,21 +72,21 @@ class Factories:
         )
 
     def empty(
-        self, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, name: str = ""
+        self, *size: object, dtype: Any = None, device: Any = None, requires_grad: bool = False, name: str = ""
     ) -> Tensor:
         """A tensor of unwritten memory: it is poisoned, so that a read of it shows."""
         shape, kind = _size(size), as_dtype(dtype)
         return self._make(lambda where: poison(torch.empty(shape, dtype=kind, device=where)), name, requires_grad)
 
     def zeros(
-        self, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, name: str = ""
+        self, *size: object, dtype: Any = None, device: Any = None, requires_grad: bool = False, name: str = ""
     ) -> Tensor:
         """Zeros, written to the memory store, so that kernels that read it by address see them."""
         shape, kind = _size(size), as_dtype(dtype)
         return self._make(lambda where: torch.zeros(shape, dtype=kind, device=where), name, requires_grad, "zeros")
 
     def ones(
-        self, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, name: str = ""
+        self, *size: object, dtype: Any = None, device: Any = None, requires_grad: bool = False, name: str = ""
     ) -> Tensor:
         """Ones."""
         shape, kind = _size(size), as_dtype(dtype)
@@ -110,7 +110,7 @@ class Factories:
         )
 
     def randn(
-        self, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, name: str = "",
+        self, *size: object, dtype: Any = None, device: Any = None, requires_grad: bool = False, name: str = "",
         generator: torch.Generator | None = None,
     ) -> Tensor:  # fmt: skip
         """Normal random numbers from the rank's own generator."""
@@ -118,7 +118,7 @@ class Factories:
         return self._draw(lambda **how: torch.randn(shape, dtype=kind, **how), name, requires_grad, "randn", generator)
 
     def rand(
-        self, *size: Any, dtype: Any = None, device: Any = None, requires_grad: bool = False, name: str = ""
+        self, *size: object, dtype: Any = None, device: Any = None, requires_grad: bool = False, name: str = ""
     ) -> Tensor:
         """Uniform random numbers in [0, 1) from the rank's own generator."""
         shape, kind = _size(size), as_dtype(dtype)

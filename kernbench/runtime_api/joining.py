@@ -41,7 +41,7 @@ Generators = Mapping[str, tuple[Callable[[], Any], Any]]
 ADDRESS = "KERNBENCH_JOIN"
 """The environment variable that names the simulation which processes join: a name of a socket that no folder has."""
 
-_joined: list[Any] = []
+_joined: list[object] = []
 """The context of the simulation that this process is a rank of."""
 
 
@@ -49,7 +49,7 @@ def variables_of(
     address: str,
     gpus: NodeGpus,
     environ: Mapping[str, str],
-    properties: Mapping[str, Any] | None = None,
+    properties: Mapping[str, object] | None = None,
     cuda: str | None = None,
 ) -> dict[str, str]:
     """Environment variables of processes that are to join a simulation, besides those that are set in ``environ``.

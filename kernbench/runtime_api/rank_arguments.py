@@ -135,7 +135,7 @@ class _Unpickler(pickle.Unpickler):
         self._kept = kept
         self._made: dict[int, Any] = {}
 
-    def persistent_load(self, number: int) -> Any:
+    def persistent_load(self, number: int) -> object:
         """What stays one; of a tensor another one of the same memory, with a gradient of its own."""
         if number not in self._made:
             self._made[number] = _same_memory(self._kept[number])

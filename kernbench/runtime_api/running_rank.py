@@ -7,7 +7,6 @@ Such a library runs in simulated ranks, in real processes and in a process that 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from kernbench.scheduler.carrier import has_own_thread
 from kernbench.simulation.active_simulation import current_owner, current_simulation
@@ -33,7 +32,7 @@ def rank_count() -> int:
     return 1 if simulation is None else simulation.world.size
 
 
-def group_of(ranks: Sequence[int]) -> Any:
+def group_of(ranks: Sequence[int]) -> object:
     """A new process group, which every rank of the world makes; None where none is simulated."""
     simulation = _of_rank()
     return None if simulation is None else simulation.distributed.new_group(list(ranks))

@@ -30,7 +30,7 @@ def with_arguments(spawn: Spawn) -> Spawn:
     """``spawn`` whose ranks have arguments of their own, and share the program's modules."""
 
     @functools.wraps(spawn)
-    def spawn_own(fn: Callable[..., Any], args: tuple[Any, ...] = (), *others: Any, **options: Any) -> Any:
+    def spawn_own(fn: Callable[..., Any], args: tuple[Any, ...] = (), *others: object, **options: object) -> Any:
         return spawn(_body(Sent(fn, args)), (), *others, **options)
 
     return spawn_own
@@ -82,7 +82,7 @@ class SpawnedRanks:
         join: bool = True,
         daemon: bool = False,
         start_method: str = "spawn",
-        **options: Any,
+        **options: object,
     ) -> Any:
         """``torch.multiprocessing.spawn``, and ``start_processes``."""
         if self._beginning:

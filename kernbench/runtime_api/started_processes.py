@@ -31,7 +31,7 @@ _HELPERS = sys.stdlib_module_names | {"torch", "kernbench"}
 def install(
     patches: Patches,
     remark: Callable[[str], object],
-    spawn: Callable[..., Any],
+    spawn: Callable[..., object],
     let_join: Callable[[], None] | None = None,
 ) -> None:
     """What starts processes in a program makes simulated ranks (``spawn``), or a remark: a sentence for each function of the
@@ -75,7 +75,7 @@ def install(
     patches.set(multiprocessing.process.BaseProcess, "start", start)
 
 
-def _package(runs: Any) -> str:
+def _package(runs: object) -> str:
     """Whose code a process is to run: of a method, that of the class or object it is bound to, which may have inherited it."""
     owner = getattr(runs, "__self__", None)
     if owner is not None and not inspect.ismodule(owner):

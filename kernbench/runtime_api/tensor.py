@@ -54,7 +54,7 @@ UNTOUCHED, READ, COPY, COMPUTE = range(4)
 _kinds: dict[Any, int] = {_Base.data.__get__: READ}
 
 
-def _classify(func: Any) -> int:
+def _classify(func: object) -> int:
     name = getattr(func, "__name__", "")
     if name in _HOST_READ_BARRIERS:
         kind = READ

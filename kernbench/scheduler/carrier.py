@@ -281,7 +281,7 @@ class Carrier:
             self._baton.holder = None
             raise
 
-    def _leave(self, to_main: Callable[..., Any], *args: Any) -> None:
+    def _leave(self, to_main: Callable[..., Any], *args: object) -> None:
         """Go to main; what is thrown in on return is the thread's to raise."""
         try:
             to_main(*args)
@@ -327,11 +327,11 @@ class Carrier:
 
     @property
     def thread_id(self) -> int | None:
-        """See :class:`~kernbench.scheduler.execution.Execution`."""
+        """See :class:`~kernbench.scheduler.execution.RankExecution`."""
         return self.thread.ident
 
     def frame(self) -> FrameType | None:
-        """See :class:`~kernbench.scheduler.execution.Execution`: where the thread is."""
+        """See :class:`~kernbench.scheduler.execution.RankExecution`: where the thread is."""
         return frame_of_thread(self.thread.ident)
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ from types import FrameType
 from typing import Any, Protocol
 
 
-class Execution(Protocol):
+class RankExecution(Protocol):
     """A greenlet that main resumes, and what stands behind it.
 
     Attributes:
@@ -52,19 +52,19 @@ class InGreenlet:
 
     @property
     def thread_id(self) -> None:
-        """See :class:`Execution`."""
+        """See :class:`RankExecution`."""
 
     def frame(self) -> FrameType | None:
-        """See :class:`Execution`."""
+        """See :class:`RankExecution`."""
         found: FrameType | None = self.greenlet.gr_frame
         return found
 
     def close(self) -> None:
-        """See :class:`Execution`: what is thrown into the greenlet ends it."""
+        """See :class:`RankExecution`: what is thrown into the greenlet ends it."""
 
     def give_up(self) -> None:
-        """See :class:`Execution`."""
+        """See :class:`RankExecution`."""
         self.stuck = True
 
     def await_end(self) -> None:
-        """See :class:`Execution`: nothing is left."""
+        """See :class:`RankExecution`: nothing is left."""

@@ -47,7 +47,7 @@ def held_lock(waiting: int, others: Mapping[int, int]) -> str:
     return ""
 
 
-def _locks_named_by(frame: FrameType) -> dict[int, tuple[str, Any]]:
+def _locks_named_by(frame: FrameType) -> dict[int, tuple[str, object]]:
     """The locks, taken now, that a function speaks of, by their identities: variables, and attributes of variables."""
     code = frame.f_code
     spaces = (frame.f_locals, frame.f_globals)

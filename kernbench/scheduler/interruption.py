@@ -30,7 +30,7 @@ class Interrupted(KeyboardInterrupt):
         return 128 + self.signum
 
 
-_DEFAULTS: dict[signal.Signals, Any] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+_DEFAULTS: dict[signal.Signals, object] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
 """The signals that end a run, where they are handled as Python does by itself."""
 
 

@@ -77,7 +77,7 @@ class ChosenOrder:
     """
 
     def __init__(self, pick: Callable[[str, Sequence[Hashable]], int]) -> None:
-        self.rank_of: Mapping[Any, int] = {}
+        self.rank_of: Mapping[object, int] = {}
         self._pick = pick
         self._entries: list[Entry] = []
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from typing import Any, Protocol
 
-from kernbench.scheduler.execution import Execution
+from kernbench.scheduler.execution import RankExecution
 
 
 class RankPhase(enum.Enum):
@@ -33,7 +33,7 @@ class Rank:
 
     __slots__ = ("ended_by", "error", "execution", "index", "phase", "place", "traceback")
 
-    execution: Execution
+    execution: RankExecution
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -70,7 +70,7 @@ class SideThread:
 
     __slots__ = ("daemon", "execution", "name", "place", "rank")
 
-    execution: Execution
+    execution: RankExecution
 
     def __init__(self, rank: int, name: str, daemon: bool) -> None:
         self.rank = rank

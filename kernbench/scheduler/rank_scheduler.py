@@ -84,7 +84,7 @@ class RankScheduler:
         self.main = self._turns.main
         self.rank_by_greenlet = self._turns.rank_by_greenlet
         self.ranks: list[Rank] = []
-        self.side_threads: dict[Any, SideThread] = {}
+        self.side_threads: dict[object, SideThread] = {}
         self.live_count = 0
         self.aborting = False
         self.observer: RankObserver | None = None

@@ -40,7 +40,7 @@ class Turns:
     def __init__(self, ready: Policy) -> None:
         self.main = getcurrent()
         self.ready = ready
-        self.rank_by_greenlet: dict[Any, int] = {}
+        self.rank_by_greenlet: dict[object, int] = {}
         self.failed: list[Rank] = []
         self.resumed = 0
         self.interrupted = False
@@ -52,10 +52,10 @@ class Runner:
     threads: bool
     """Whether they have threads of their own."""
 
-    def waitable(self) -> Any:
+    def waitable(self) -> object:
         """The greenlet to resume when the running rank is to go on."""
 
-    def suspend(self) -> Any:
+    def suspend(self) -> object:
         """Go to main, or to whom main would resume; return when the running greenlet is resumed. In a raw greenlet too."""
 
     def take(self, rank: Rank, body: Callable[[], None], before_run: Callable[[int], None] | None) -> None:
@@ -149,7 +149,7 @@ class CarrierRunner(Runner):
     def __init__(self, turns: Turns) -> None:
         self.baton = Baton(self._next)
         self._turns = turns
-        self._carriers: dict[Any, Carrier] = {}  # by their fronting greenlets
+        self._carriers: dict[object, Carrier] = {}  # by their fronting greenlets
         self._running = False
         self._thread = threading.get_ident()
         self._picked: Entry | None = None  # by a carrier, for main to resume
@@ -187,7 +187,7 @@ class CarrierRunner(Runner):
         rank.execution = self._carriers[carrier.greenlet] = carrier
         return carrier
 
-    def waitable(self) -> Any:
+    def waitable(self) -> object:
         """The fronting greenlet, in a carrier's thread."""
         carrier = current_carrier()
         return getcurrent() if carrier is None else carrier.greenlet

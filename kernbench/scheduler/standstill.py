@@ -60,7 +60,7 @@ class Outlook(NamedTuple):
         waiting: what each rank does or waits for, in words.
     """
 
-    progress: Callable[[], Any]
+    progress: Callable[[], object]
     waiting: Callable[[], Mapping[int, str]]
 
 
@@ -137,7 +137,7 @@ class Standstill:
         self._besides = besides
         self._ranks = ranks
         self.limit = limit
-        self._seen: Any = None
+        self._seen: object = None
         self._since = perf_counter()
         self._next = SILENCE if says else float("inf")
         self._attempts = 0
@@ -197,7 +197,7 @@ class Standstill:
             lines.append(f"  ... and {len(doing) - MOST_RANKS} more ranks")
         return "\n".join(lines)
 
-    def _progress(self) -> Any:
+    def _progress(self) -> object:
         return _settled(self._outlook.progress, None)
 
 
@@ -207,7 +207,7 @@ _HINT = (
 )
 
 
-def _settled(look: Callable[[], Any], otherwise: Any) -> Any:
+def _settled(look: Callable[[], object], otherwise: Any) -> Any:
     """What is read must not grow while it is gone through: then look again."""
     for _ in range(_ATTEMPTS):
         with suppress(RuntimeError):  # a dictionary has changed its size

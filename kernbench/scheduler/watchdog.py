@@ -155,7 +155,7 @@ def _stack_of(thread: threading.Thread) -> str:
     return shown_stack(frame) if frame is not None else ""
 
 
-def place_of(thread: threading.Thread) -> Any:
+def place_of(thread: threading.Thread) -> object:
     """Where a rank's thread is and what processor time it has used; None if not known."""
     frame = frame_of_thread(thread.ident)
     if frame is None:

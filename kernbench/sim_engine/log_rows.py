@@ -41,7 +41,7 @@ Row = tuple[Title, Lane, float, float, float, float, float]
 seconds for it."""
 
 
-def as_operation(entry: Any) -> Any:
+def as_operation(entry: object) -> Any:
     """A row as the :class:`Operation` that it is; all else as it is."""
     if type(entry) is not tuple:
         return entry
@@ -104,7 +104,7 @@ class LoggedOperations(Sequence[Operation]):
             "I"
         )  # three of each row: the numbers of its title, lane and operands; of an object, `_OBJECT`
         self._objects: dict[int, Operation] = {}
-        self._known: dict[Any, int] = {}
+        self._known: dict[object, int] = {}
         self._detailed: dict[tuple[int, int], int] = {}  # titles that have a detail: by its identity, and bytes
         self._by_number: list[Any] = [()]  # number 0: no operands
         self._dropped = 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -32,7 +32,7 @@ class SharedLinks(Protocol):
         *,
         cap: float,
         on_behalf_of: PlanRun,
-    ) -> Any:
+    ) -> object:
         """Send ``nbytes`` over ``links`` now, at ``cap`` bytes/s at most; ``on_done`` is called when the last has left."""
 
     def plan_finished(self, run: PlanRun) -> None:

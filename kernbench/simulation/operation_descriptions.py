@@ -32,7 +32,7 @@ class Descriptions:
     def __init__(self) -> None:
         self._parts: dict[tuple[int, int, type | None], tuple[CodeType, str]] = {}
         self._stacks: dict[tuple[str, ...], tuple[str, ...]] = {}
-        self._details: dict[tuple[Any, ...], dict[str, Any]] = {}
+        self._details: dict[tuple[object, ...], dict[str, Any]] = {}
         self._tensors: dict[tuple[Any, Any], str] = {}
 
     def place(self, op: Operation) -> None:
@@ -58,7 +58,7 @@ class Descriptions:
         if shapes:
             op.detail = {**(op.detail or {}), SHAPES: _joined([str(list(shape)) for shape in shapes])}
 
-    def _shared(self, stack: tuple[str, ...], shapes: str, flops: int) -> dict[str, Any]:
+    def _shared(self, stack: tuple[str, ...], shapes: str, flops: int) -> dict[str, object]:
         key = stack, shapes, flops
         found = self._details.get(key)
         if found is None:

@@ -65,7 +65,7 @@ class TorchRecorder(Protocol):
 class RankGroups(Protocol):
     """Makes process groups for ranks that have not called ``torch.distributed.init_process_group``: ``ctx.distributed``."""
 
-    def new_group(self, ranks: Sequence[int]) -> Any:
+    def new_group(self, ranks: Sequence[int]) -> object:
         """A group of ranks of the world."""
 
 
@@ -203,7 +203,7 @@ class Simulation:
             self.drain.release = self.giving_way.release
             self.executor.pick = self.matcher.mailbox.pick = self.memories.pick = choices.pick
 
-    def _progress(self) -> Any:
+    def _progress(self) -> object:
         """Another value whenever a rank has come further."""
         log, clocks = self.engine.op_log, [host.clock for host in self.hosts.of_rank.values()]
         return (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
 
 from kernbench import triton_engine
 from kernbench.simulation.active_simulation import current_simulation
@@ -29,7 +28,7 @@ class Sink:
         simulation = current_simulation()
         return None if simulation is None else simulation.kernels.memory
 
-    def aside(self) -> AbstractContextManager[Any]:
+    def aside(self) -> AbstractContextManager[object]:
         """What is computed is no operation of the host's program."""
         simulation = current_simulation()
         return nullcontext() if simulation is None else simulation.hosts.current().as_one()

@@ -44,7 +44,7 @@ def _in_a_line(error: BaseException) -> str:
     )  # fmt: skip
 
 
-def _simulate(task: Task) -> dict[str, Any]:
+def _simulate(task: Task) -> dict[str, object]:
     from kernbench.ccl.config import load_ccl_config
     from kernbench.plugins import default_manager
     from kernbench.runtime_api.context import simulate

@@ -82,7 +82,7 @@ def draw(path: Path, plot: PlotSpec, rows: Sequence[Row], title: str) -> None:
         raise ConfigError("a plot needs matplotlib: install kernbench[plot]") from None
     from matplotlib.figure import Figure
 
-    lines: dict[str, list[tuple[Any, Any]]] = {}
+    lines: dict[str, list[tuple[object, Any]]] = {}
     for row in rows:
         if row["status"] == OK and row[plot.y] is not None:
             lines.setdefault(label({name: row[name] for name in plot.by}), []).append((row[plot.x], row[plot.y]))
@@ -101,5 +101,5 @@ def draw(path: Path, plot: PlotSpec, rows: Sequence[Row], title: str) -> None:
             figure.savefig(part, format="svg", metadata={"Date": None})
 
 
-def _sortable(pair: tuple[Any, Any]) -> tuple[bool, Any]:
+def _sortable(pair: tuple[object, Any]) -> tuple[bool, Any]:
     return isinstance(pair[0], str), pair[0]

@@ -66,7 +66,7 @@ class DeclaredMark:
         return f"{self.name}({', '.join(words)})"
 
 
-def settings(row: Option) -> dict[str, Any]:
+def settings(row: Option) -> dict[str, object]:
     """Of an option of pytest, for ``addoption``. None is its value where it is not given."""
     about = _help(row)
     if row.is_switch:
@@ -112,7 +112,7 @@ def _help(row: Option) -> str:
     return row.about + (f" ({shown})" if shown not in (None, False) else "")
 
 
-def _written(row: Option, value: str) -> Any:
+def _written(row: Option, value: str) -> object:
     if row.alone is not None and _is_of_tests(value):
         raise argparse.ArgumentTypeError(
             f"{value!r} was taken for {row.metavar}: to run these tests write {row.name}={row.alone} {value}, or put "

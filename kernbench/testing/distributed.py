@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import pytest
 
@@ -55,7 +54,7 @@ class DistributedTests:
         self._cases.undo()
         self._patches.undo()
 
-    def _run(self, body: Callable[[int], Any], count: int, per_rank_modules: Sequence[str]) -> None:
+    def _run(self, body: Callable[[int], object], count: int, per_rank_modules: Sequence[str]) -> None:
         def configure(environment: Environment) -> None:
             environment.state.modules.classes = patched_classes()
             environment.state.variables = lambda rank: {}  # a test's processes are not launched by torchrun

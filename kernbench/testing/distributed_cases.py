@@ -120,7 +120,7 @@ class PipeEnd:
         """To the other end."""
         self.other.arrived.append(value)
 
-    def recv(self) -> Any:
+    def recv(self) -> object:
         """The next value. Raises :class:`EOFError` if there is none."""
         if not self.arrived:
             raise EOFError
@@ -249,7 +249,7 @@ class SimulatedTestCases:
                 return functools.partial(spawn_threads_and_init_comms, timeout=timeout, world_size=world_size)
 
             @functools.wraps(func)
-            def wrapper(case: Any, *args: Any, **kwargs: Any) -> None:
+            def wrapper(case: Any, *args: object, **kwargs: object) -> None:
                 def body(rank: int) -> None:
                     store = dist.FileStore(_THREADS_MEET, world_size)
                     dist.init_process_group("threaded", rank=rank, world_size=world_size, store=store)
@@ -425,7 +425,7 @@ def _starts_threads(case: Any) -> None:
     case.threads = []
 
 
-def _run_threads(run: RunRanks, body: Callable[[int], None], count: int) -> list[tuple[int, Any]]:
+def _run_threads(run: RunRanks, body: Callable[[int], None], count: int) -> list[tuple[int, object]]:
     """Run ``body`` on ranks that stand for threads; what they raised, as ``_check_return_codes`` takes it.
 
     CUDA's current device is each thread's own, and the first one until the thread says otherwise.

@@ -12,7 +12,6 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 import pytest
 
@@ -126,7 +125,7 @@ class NoDebugRecordsOfTorch(logging.Filter):
 
 def hide_debug_records(config: pytest.Config) -> None:
     """Have the sections of failed tests without torch's records of the level DEBUG."""
-    level: Any = config.getoption("log_level", None) or config.getini("log_level")
+    level: object = config.getoption("log_level", None) or config.getini("log_level")
     handler = getattr(config.pluginmanager.get_plugin("logging-plugin"), "report_handler", None)
     if handler is not None and str(level).upper() not in ("DEBUG", "NOTSET", str(logging.DEBUG), "0"):
         handler.addFilter(NoDebugRecordsOfTorch())

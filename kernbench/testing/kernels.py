@@ -52,7 +52,7 @@ class KernelWatch:
             self._ahead = f"{compiled} compiled ahead in {seconds:.1f} s, {hits} were in the cache; "
         self._stack.enter_context(listening(self._note))
 
-    def _note(self, src: Any, metadata: Mapping[str, Any], cache_hit: bool) -> None:
+    def _note(self, src: object, metadata: Mapping[str, Any], cache_hit: bool) -> None:
         self._record.add(src, metadata)
         if not cache_hit:
             self._compiled[str(getattr(src, "name", "?"))] += 1

@@ -305,7 +305,7 @@ class _Session:
                 if name == "kernbench" and isinstance(value, dict):
                     self.rows.append((report.nodeid, value))
 
-    def pytest_terminal_summary(self, terminalreporter: Any) -> None:
+    def pytest_terminal_summary(self, terminalreporter: object) -> None:
         if self._kernels is not None:
             self._kernels.report(terminalreporter)
         gpu = self.config.stash.get(_GPU, None)
@@ -403,7 +403,7 @@ def world_size(request: pytest.FixtureRequest) -> int:
 
 
 @pytest.fixture
-def kernbench_context(request: pytest.FixtureRequest) -> Any:
+def kernbench_context(request: pytest.FixtureRequest) -> object:
     """The RuntimeContext of a test with the world_size mark."""
     return _outside("kernbench_context", request)
 

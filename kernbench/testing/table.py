@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-ROW: pytest.StashKey[dict[str, Any]] = pytest.StashKey()
+ROW: pytest.StashKey[dict[str, object]] = pytest.StashKey()
 """What a test adds to its row of the table."""
 
 RAISED: pytest.StashKey[BaseException | None] = pytest.StashKey()

@@ -133,7 +133,7 @@ def _read(kind: str, path: Path, chain: tuple[Path, ...] = ()) -> Document:
     return document.over(_read(kind, base_path, here))
 
 
-def _anchor(body: dict[str, Any], path: Path) -> None:
+def _anchor(body: dict[str, object], path: Path) -> None:
     """A generation that is given as a path counts from the file that names it."""
     name = body.get("generation")
     if isinstance(name, str) and name.endswith(SUFFIXES):
@@ -271,7 +271,7 @@ def _model_at(root: type[BaseModel], loc: Loc) -> type[BaseModel] | None:
     return model
 
 
-def _submodel(annotation: Any) -> type[BaseModel] | None:
+def _submodel(annotation: object) -> type[BaseModel] | None:
     options = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
     return next((option for option in options if isinstance(option, type) and issubclass(option, BaseModel)), None)
 

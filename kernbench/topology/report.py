@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kernbench.plurals import counted
 from kernbench.topology.figures import SystemFigures, system_figures
@@ -45,7 +45,7 @@ def report(topology: Topology) -> Iterator[Section]:
     yield Section("Derived", list(_derived(topology, figures)))
 
 
-def as_data(topology: Topology) -> dict[str, Any]:
+def as_data(topology: Topology) -> dict[str, object]:
     """The same as plain data for JSON: the whole description in SI units, and the derived figures."""
     return {
         "name": topology.system.name,

@@ -10,7 +10,7 @@ from typing import Any
 
 from kernbench.errors import KernbenchError
 
-_MISSING: Any = object()
+_MISSING: object = object()
 
 
 class Patches:

@@ -135,7 +135,7 @@ def _fails(holds: Callable[[Any], bool], target: Any) -> str | None:
         return f": {type(error).__name__}: {error}"
 
 
-def _names_in(user: Any) -> set[str]:
+def _names_in(user: object) -> set[str]:
     """Names that the code of a function, a class or a module looks up."""
     if isinstance(user, type | ModuleType):
         home = user.__name__ if isinstance(user, ModuleType) else user.__module__

@@ -110,7 +110,9 @@ def all_reduce(tensor: torch.Tensor, op: str = SUM, *, group: Group, async_op: b
     return dist.all_reduce(tensor, op=_TORCH_OPS[op], group=group, async_op=async_op)
 
 
-def all_gather_into_tensor(output: torch.Tensor, tensor: torch.Tensor, *, group: Group, async_op: bool = False) -> Any:
+def all_gather_into_tensor(
+    output: torch.Tensor, tensor: torch.Tensor, *, group: Group, async_op: bool = False
+) -> object:
     """``output`` ``[n * d0, ...]`` = every member's ``tensor`` ``[d0, ...]``, in group order. Both contiguous."""
     if group is SOLO:
         output.copy_(tensor)
@@ -128,7 +130,7 @@ def reduce_scatter_tensor(
     return _REDUCE_SCATTER(output, tensor, op=_TORCH_OPS[op], group=group, async_op=async_op)
 
 
-def broadcast(tensor: torch.Tensor, src: int, *, group: Group, async_op: bool = False) -> Any:
+def broadcast(tensor: torch.Tensor, src: int, *, group: Group, async_op: bool = False) -> object:
     """Give every member the tensor of rank ``src`` of the world."""
     if group is SOLO:
         return None

@@ -85,7 +85,7 @@ class DistributedDataParallel(nn.Module):
         if self.syncing:
             bucket.ready(self.overlap_grad_reduce)
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
+    def forward(self, *args: object, **kwargs: object) -> Any:
         """What the module returns."""
         return self.module(*args, **kwargs)
 

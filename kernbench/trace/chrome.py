@@ -86,7 +86,7 @@ class _Tracks:
         self.links = self._main + 1
         self._topology = timeline.topology
         self._sips = {span.rank: span.sip for span in reversed(timeline.spans)}
-        self._tids: dict[int, dict[tuple[Any, ...], int]] = {}
+        self._tids: dict[int, dict[tuple[object, ...], int]] = {}
         self._names: dict[tuple[int, int], str] = {}
         has_main = any(span.rank is None for span in timeline.spans)
         self.path, self.requests = self.links + 1, self.links + 2
@@ -132,7 +132,7 @@ class _Tracks:
         kind = track.partition(" ")[0]
         return _TRACK_ORDER.index(kind) if kind in _TRACK_ORDER else len(_TRACK_ORDER)
 
-    def metadata(self) -> Iterator[dict[str, Any]]:
+    def metadata(self) -> Iterator[dict[str, object]]:
         """Names and order of processes and threads."""
         for rank in self._ranks:
             yield from self._process(rank + 1, f"rank {rank} (SIP {self._sips.get(rank, rank)})")
@@ -148,7 +148,7 @@ class _Tracks:
             yield {"ph": "M", "name": "thread_sort_index", "pid": pid, "tid": tid, "args": {"sort_index": tid}}
 
     @staticmethod
-    def _process(pid: int, name: str) -> Iterator[dict[str, Any]]:
+    def _process(pid: int, name: str) -> Iterator[dict[str, object]]:
         yield {"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}}
         yield {"ph": "M", "name": "process_sort_index", "pid": pid, "args": {"sort_index": pid}}
 

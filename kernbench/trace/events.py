@@ -87,7 +87,7 @@ _SLICE, _NAME = TypeAdapter(Slice), TypeAdapter(TrackName)
 _COMPUTED_WITH = frozenset({"bytes", "low us", "high us"})
 
 
-def shown_arguments(event: Slice, file: str) -> dict[str, Any]:
+def shown_arguments(event: Slice, file: str) -> dict[str, object]:
     """``args`` that nothing is computed with. Raises ConfigError for what has no place on a page: see :func:`_plain`."""
     try:
         return {

@@ -61,7 +61,7 @@ def read_trace(path: str | Path) -> TraceFile:
     return TraceFile(shortened(run.get("title", ""), 200), spans, moved)
 
 
-def _mapping(about: Mapping[str, Any], key: str, file: str) -> Mapping[str, Any]:
+def _mapping(about: Mapping[str, object], key: str, file: str) -> Mapping[str, Any]:
     found = about.get(key) or {}
     if not isinstance(found, dict):
         raise ConfigError(f"{file}: {key}: found {describe(found)}; expected a mapping")
@@ -83,7 +83,7 @@ class _Shown(dict[str, str]):
         return shown
 
 
-def _ours(slices: Sequence[Slice], events: Sequence[Any], file: str) -> Iterator[Span]:
+def _ours(slices: Sequence[Slice], events: Sequence[object], file: str) -> Iterator[Span]:
     ranks: dict[int | str, int | None] = {}
     tracks: dict[tuple[int | str, int | str], str] = {}
     shown = _Shown()

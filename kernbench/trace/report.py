@@ -101,7 +101,7 @@ class TraceReport:
         """Seconds of the critical path by what they were spent on."""
         return _shares_of(self.path)
 
-    def as_data(self) -> dict[str, Any]:
+    def as_data(self) -> dict[str, object]:
         """The same for JSON."""
         steps = [
             {
@@ -144,7 +144,7 @@ def report_of(spans: Sequence[Span]) -> TraceReport:
 Row = tuple[str, str, float, tuple[float, float] | None, int, float]
 
 
-def _grouped(spans: Sequence[Span], kind: str) -> dict[Any, list[Span]]:
+def _grouped(spans: Sequence[Span], kind: str) -> dict[object, list[Span]]:
     groups: dict[Any, list[Span]] = defaultdict(list)
     for span in spans:
         if span.kind == kind:

@@ -250,7 +250,7 @@ def _common_axis(parts: list[Batch]) -> int | None:
     return None
 
 
-def _other_ids(p: Batch, axis: int) -> tuple[Any, ...] | None:
+def _other_ids(p: Batch, axis: int) -> tuple[object, ...] | None:
     """Which lanes of the other axes a batch covers, independent of its position along ``axis``."""
     ids = np.broadcast_to(p.ids, p.lanes)
     at = ids.take([0], axis=axis)

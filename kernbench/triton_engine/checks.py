@@ -46,7 +46,7 @@ def checks_of(binding: Binding, others: Checks | None) -> Checks | None:
 
 
 def _in_turn(name: str) -> Any:
-    def told(checks: AllChecks, *args: Any, **kwargs: Any) -> None:
+    def told(checks: AllChecks, *args: object, **kwargs: object) -> None:
         for each in checks.parts:
             getattr(each, name)(*args, **kwargs)
 

@@ -213,7 +213,7 @@ def _rearrange(arr: np.ndarray, arrange: list[np.ndarray | None]) -> np.ndarray:
     return arr.reshape(shape)
 
 
-def _rearranged(v: Any, shape: tuple[int, ...], arrange: list[np.ndarray | None]) -> Any:
+def _rearranged(v: Value, shape: tuple[int, ...], arrange: list[np.ndarray | None]) -> Any:
     """A scalar over the lanes, over the rectangles that their axes become."""
     match v:
         case Ptr():

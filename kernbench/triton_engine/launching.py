@@ -32,7 +32,7 @@ class LaunchSink(Protocol):
     def memory(self) -> AllocationMap | None:
         """What pointers point to that a kernel finds in memory, if the sink knows."""
 
-    def aside(self) -> AbstractContextManager[Any]:
+    def aside(self) -> AbstractContextManager[object]:
         """In a block of it a launch is sampled: what it reads, no program looks at."""
 
 

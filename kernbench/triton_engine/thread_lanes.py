@@ -26,6 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernbench.triton_engine.values import Value
+
 from .batch import Batch, flat, select
 from .frontend.program import OpInfo
 from .lanes import flatten, pick, unflatten, varies
@@ -53,13 +55,13 @@ class Leaders:
     first: np.ndarray
     count: np.ndarray
 
-    def values(self, v: Any, lanes: tuple[int, ...]) -> Any:
+    def values(self, v: Value, lanes: tuple[int, ...]) -> Any:
         """What leaders have of a value of all lanes."""
         if self.axis is not None:
             return pick(v, self.axis, self.places, lanes)
         return flatten(v, lanes, np.unravel_index(self.places, lanes))
 
-    def spread(self, v: Any, lanes: tuple[int, ...]) -> Any:
+    def spread(self, v: Value, lanes: tuple[int, ...]) -> Any:
         """A value of the leaders, given to all lanes."""
         if self.axis is not None or v is None:  # the leaders' axis has size one, and so has their value
             return v
@@ -153,7 +155,7 @@ def together(batch: Batch) -> Batch:
     )
 
 
-def _equal(every: Any, mine: Any, shape: tuple[int, int]) -> bool:
+def _equal(every: object, mine: Any, shape: tuple[int, int]) -> bool:
     """Whether a scalar of all threads is that of the first one of each program."""
     match every:
         case int() | None:
@@ -253,7 +255,7 @@ def _covered(of: Leaders, elements: int, threads: int) -> bool:
     return bool(((of.count == threads) | ((of.first == 0) & (of.count >= min(elements, threads)))).all())
 
 
-def _differs(v: Any, own: Any, batch: Batch, of: Leaders) -> bool:
+def _differs(v: Value, own: Any, batch: Batch, of: Leaders) -> bool:
     """Whether a value is not the same in all threads of a program. ``own``: the leaders'."""
     parts: Iterable[tuple[Any, Any]]
     match v:

@@ -54,7 +54,7 @@ class Knob:
         return f"{self.table}.{self.row}.{self.field}" + ("" if self.key is None else f"[{self.key}]")
 
 
-TABLES: Mapping[str, tuple[Mapping[str, Any], str]] = {
+TABLES: Mapping[str, tuple[Mapping[str, object], str]] = {
     "generation": (GENERATIONS, "collectives"),
     "transport": (TRANSPORTS, ""),
     "library": (LIBRARY, ""),
@@ -108,7 +108,7 @@ def constants(values: Mapping[Knob, float]) -> Iterator[None]:
 
 
 # Priors. Generations: NCCL's base and hop latencies, LL's caps and efficiencies (src/graph/tuning.cc), else round figures.
-_GENERATION: Mapping[tuple[str, Any], float] = {
+_GENERATION: Mapping[tuple[str, object], float] = {
     ("base", "ll"): 6.6 * US,
     ("base", "ll128"): 14 * US,
     ("base", "simple"): 8.4 * US,
@@ -129,7 +129,7 @@ _GENERATION: Mapping[tuple[str, Any], float] = {
     ("direct_sync", None): 5 * US,
     ("direct_share", None): 0.3,
 }
-_TRANSPORT: Mapping[tuple[str, Any], float] = {
+_TRANSPORT: Mapping[tuple[str, object], float] = {
     **{("step", (algorithm, "ll")): 1 * US for algorithm in ("tree", "ring")},
     **{("step", (algorithm, "ll128")): 4 * US for algorithm in ("tree", "ring")},
     **{("step", (algorithm, "simple")): 10 * US for algorithm in ("tree", "ring")},
@@ -142,7 +142,7 @@ _TRANSPORT: Mapping[tuple[str, Any], float] = {
     ("tree_share", 1): 0.9,
 }
 _LIBRARY = {"incast": 0.97, "across": 0.95, "peer": 1.5 * US, "launched_early": 3 * US, "host_serial": 0.4}
-_GEMM: Mapping[tuple[str, Any], float] = {
+_GEMM: Mapping[tuple[str, object], float] = {
     ("efficiency", "fp16"): 0.8,
     ("efficiency", "tf32"): 0.8,
     ("efficiency", "fp8"): 0.7,

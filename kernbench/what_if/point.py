@@ -111,7 +111,7 @@ def run_task(task: RunTask) -> Outcome:
     return Outcome(task.index, task.key, OK, metrics_of(ran.result))
 
 
-def metrics_of(result: RunResult) -> dict[str, Any]:
+def metrics_of(result: RunResult) -> dict[str, object]:
     """The figures of a run that rows have. Seconds, bytes, FLOP/s; shares of one.
 
     ``over_bytes``: by how much a device's memory would have to be larger, 0 if the program fits. ``at_least``: whether the

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from kernbench.errors import ConfigError
 from kernbench.grid import Point, expand
@@ -34,7 +33,7 @@ class Question:
     """
 
     program: str
-    settings: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    settings: Mapping[str, Sequence[object]] = field(default_factory=dict)
     systems: Sequence[str] = ("dgx_h100",)
     gpus: Sequence[int] = (8,)
     module: bool = False

@@ -14,6 +14,7 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 import kernbench
+from kernbench.version import numbers
 
 _FACTS: dict[str, str] = json.loads(Path(__file__).with_name("cuda_refusals.json").read_text())["captured"]
 FACTS = {call: said for call, said in _FACTS.items() if "scaled_dot_product" not in call}
@@ -71,13 +72,17 @@ ASKS_FOR_VALUES = ("isfinite", "tolist")
 """Calls that without data are answered by assumption, or refused."""
 
 
+FILLED = ("lambda:Q.__setitem__(I3,1.)",)
+"""What torch fills since 2.15, where it copied a number of the host before."""
+
+
 @pytest.mark.parametrize("data", [True, False], ids=["data", "no-data"])
 @pytest.mark.parametrize("call", FACTS)
 def test_a_capture_permits_what_it_does_on_a_gpu(call: str, data: bool) -> None:
     if not data and any(name in call for name in ASKS_FOR_VALUES):
         pytest.skip("a value is looked at")
     said = on_a_gpu(lambda: captured(*_both(call)), data=data)
-    wanted = FACTS[call]
+    wanted = "" if call in FILLED and numbers(torch.__version__) >= (2, 15) else FACTS[call]
     if not wanted:
         assert said == ("", "")
     elif said[0]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -63,6 +64,7 @@ def _all(data: bool) -> dict[str, Any]:
 
     def worker(rank: int) -> None:
         torch.manual_seed(0)
+        gc.disable()  # memory of one is not given back while another is looked at
         for name, cls, sample in _samples():
             try:
                 found[name] = _what_takes(cls, sample)
@@ -71,7 +73,10 @@ def _all(data: bool) -> dict[str, Any]:
 
     with warnings.catch_warnings(), kernbench.simulate("dgx_h100", enable_data=data) as ctx:
         warnings.simplefilter("ignore")
-        ctx.multiprocessing.spawn(worker, nprocs=1)
+        try:
+            ctx.multiprocessing.spawn(worker, nprocs=1)
+        finally:
+            gc.enable()
     return found
 
 

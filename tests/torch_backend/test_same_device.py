@@ -110,6 +110,22 @@ class _TimesHost(torch.autograd.Function):
         return grad * ctx.saved_tensors[0], None
 
 
+def test_an_index_of_the_host_is_moved_by_indexing_alone() -> None:
+    def body() -> tuple[list[float], list[str]]:
+        x, index = torch.zeros(6, device="cuda"), torch.tensor([1, 2])
+        mask = torch.tensor([False, False, False, False, False, True])
+        x[[0]] = 1.0
+        x[index] = 2.0
+        x[mask] = 3.0
+        x.__setitem__([3], 4.0)
+        by_name = [lambda: x.index_fill_(0, index, 1.0), lambda: x.masked_fill_(mask, 1.0)]
+        return x.tolist(), [said(call) for call in by_name]
+
+    values, refused = on_a_gpu(body)
+    assert values == [1.0, 2.0, 2.0, 4.0, 0.0, 3.0]
+    assert all("on the same device" in each for each in refused)
+
+
 def test_a_backward_pass_is_not_checked_and_teaches_nothing() -> None:
     def body() -> list[str]:
         x, factor = torch.rand(4, 4, device="cuda", requires_grad=True), torch.rand(4, 4)

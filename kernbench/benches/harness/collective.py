@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -15,6 +15,9 @@ from kernbench.benches.harness.nccl_format import Results
 from kernbench.benches.harness.nccl_rows import Case, Measurement, Plan, Row
 from kernbench.benches.harness.oracle import AllReduceOracle, count_wrong
 from kernbench.ccl.schedule import Schedule
+
+if TYPE_CHECKING:
+    from kernbench.runtime_api.context import RuntimeContext
 
 PLACES = ("out_of_place", "in_place")
 
@@ -106,11 +109,13 @@ class Session:
         return self._oracles[key]
 
 
-_sessions: WeakKeyDictionary[Any, Session] = WeakKeyDictionary()
+_sessions: WeakKeyDictionary[object, Session] = WeakKeyDictionary()
 
 
 @contextmanager
-def session(ctx: Any, plan: Plan, world_size: int, on_row: Callable[[Row], None] | None = None) -> Iterator[Session]:
+def session(
+    ctx: RuntimeContext, plan: Plan, world_size: int, on_row: Callable[[Row], None] | None = None
+) -> Iterator[Session]:
     """Run ``plan`` in ``ctx``: meanwhile :func:`session_of` gives its ranks this session."""
     _sessions[ctx] = Session(ctx, plan, world_size, on_row)
     try:
@@ -119,7 +124,7 @@ def session(ctx: Any, plan: Plan, world_size: int, on_row: Callable[[Row], None]
         del _sessions[ctx]
 
 
-def session_of(ctx: Any) -> Session:
+def session_of(ctx: RuntimeContext) -> Session:
     """The session that runs in ``ctx``; one over ``ccl.yaml``'s ``n_elem`` if a worker is spawned without one."""
     found = _sessions.get(ctx)
     if found is None:
@@ -127,7 +132,7 @@ def session_of(ctx: Any) -> Session:
     return found
 
 
-def default_plan(ctx: Any) -> Plan:
+def default_plan(ctx: RuntimeContext) -> Plan:
     """One row: a sum of ``ccl.yaml``'s ``n_elem`` floats."""
     nbytes = ctx.ccl_config.select().n_elem * ELEMENT_TYPES["float"].itemsize
     return Plan.of([nbytes], seed=ctx.seed, check=ctx.enable_data)

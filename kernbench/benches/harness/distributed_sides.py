@@ -42,7 +42,7 @@ class Run(NamedTuple):
     result: list[float]
 
 
-def simulated(world_size: int, body: Body, *args: Any) -> Run:
+def simulated(world_size: int, body: Body, *args: object) -> Run:
     """kernbench: ranks of one process, in turns."""
     result: list[float] = []
 
@@ -58,7 +58,7 @@ def simulated(world_size: int, body: Body, *args: Any) -> Run:
         return Run(clock() - begin, result)
 
 
-def forked(world_size: int, body: Body, *args: Any) -> Run:
+def forked(world_size: int, body: Body, *args: object) -> Run:
     """kernbench: ranks that are processes."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "result")
@@ -78,7 +78,7 @@ def forked(world_size: int, body: Body, *args: Any) -> Run:
             return Run(seconds, json.load(file))
 
 
-def threaded(world_size: int, body: Body, *args: Any) -> Run:
+def threaded(world_size: int, body: Body, *args: object) -> Run:
     """torch's threaded process group: one thread per rank, all at once, no model of time."""
     from torch.testing._internal.distributed import multi_threaded_pg as of_torch
 
@@ -117,7 +117,7 @@ def threaded(world_size: int, body: Body, *args: Any) -> Run:
     return Run(seconds, result)
 
 
-def local_tensors(world_size: int, body: Body, *args: Any) -> Run:
+def local_tensors(world_size: int, body: Body, *args: object) -> Run:
     """torch's LocalTensorMode: the program runs once, on tensors that hold every rank's part."""
     from torch.distributed._local_tensor import LocalTensorMode
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -133,7 +133,7 @@ def local_tensors(world_size: int, body: Body, *args: Any) -> Run:
         return Run(clock() - begin, result or [])
 
 
-def gloo(world_size: int, body: Body, *args: Any) -> Run:
+def gloo(world_size: int, body: Body, *args: object) -> Run:
     """Real processes with gloo, one thread each."""
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, "result")
@@ -180,7 +180,7 @@ class GlooProcesses:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def run(self, body: Body, *args: Any) -> Run:
+    def run(self, body: Body, *args: object) -> Run:
         """Call ``body(rank, world_size, *args)`` in each; it must be importable. RuntimeError if one raises."""
         begin = clock()
         for pipe in self._pipes:
@@ -232,7 +232,7 @@ def lasting_gloo(world_size: int) -> GlooProcesses:
     return GlooProcesses(world_size)
 
 
-def in_lasting_gloo(world_size: int, body: Body, *args: Any) -> Run:
+def in_lasting_gloo(world_size: int, body: Body, *args: object) -> Run:
     """As :func:`gloo`, without the start of the processes."""
     return lasting_gloo(world_size).run(body, *args)
 

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parents[3]
 HISTORY = ROOT / ".benches" / "history.jsonl"
 
 
-def revision(tree: Path) -> dict[str, Any]:
+def revision(tree: Path) -> dict[str, object]:
     """``commit`` (None where ``tree`` is not the root of a git tree) and ``dirty``: whether files differ from it."""
     if not (tree / ".git").exists():
         return {"commit": None, "dirty": None}

@@ -6,9 +6,12 @@ import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from kernbench.benches.harness.nccl_rows import Measurement, Plan, Row
+
+if TYPE_CHECKING:
+    from kernbench.runtime_api.context import RuntimeContext
 
 _MOST_DEVICES = 16
 _AVERAGES = {"rank0": "rank 0's", "avg": "mean over ranks", "min": "least of all ranks", "max": "most of all ranks"}
@@ -70,7 +73,7 @@ def parameters(plan: Plan, world_size: int) -> dict[str, int]:
     }
 
 
-def header(ctx: Any, name: str, plan: Plan, world_size: int, step: str) -> Iterator[str]:
+def header(ctx: RuntimeContext, name: str, plan: Plan, world_size: int, step: str) -> Iterator[str]:
     """What is measured, on what, with which versions; ``step`` describes the sweep, as ``"4(factor)"``."""
     figures = parameters(plan, world_size)
     topology, algorithm = ctx.topology, ctx.ccl_config.select()
@@ -128,7 +131,9 @@ def footer(results: Results) -> tuple[str, ...]:
     )
 
 
-def json_report(ctx: Any, name: str, plan: Plan, results: Results, world_size: int, arguments: list[str]) -> Any:
+def json_report(
+    ctx: RuntimeContext, name: str, plan: Plan, results: Results, world_size: int, arguments: list[str]
+) -> Any:
     """The document that ``-J`` writes: nccl-tests' keys, without wall-clock times; equal for equal arguments."""
     topology, algorithm = ctx.topology, ctx.ccl_config.select()
     return {
@@ -167,7 +172,7 @@ def json_report(ctx: Any, name: str, plan: Plan, results: Results, world_size: i
     }
 
 
-def _json_measurement(row: Row, measurement: Measurement | None) -> dict[str, Any] | None:
+def _json_measurement(row: Row, measurement: Measurement | None) -> dict[str, object] | None:
     if measurement is None:
         return None
     return {
@@ -199,6 +204,6 @@ def _figure(value: float, width: int) -> str:
     return text if len(text) <= width else f"{value:.1e}"
 
 
-def _columns(mark: str, *cells: Any) -> str:
+def _columns(mark: str, *cells: object) -> str:
     widths = (12, 12, 9, 7, 6, 8, 7, 7, 6, 8, 7, 7, 6)
     return (mark + " ".join(f"{cell:>{width}}" for cell, width in zip(cells, widths, strict=True))).rstrip()

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -22,6 +22,9 @@ from kernbench.benches.harness.progress import ProgressBar
 from kernbench.benching import OUTPUT, SimulationOptions, simulation_options
 from kernbench.errors import ConfigError
 from kernbench.output_files import replacing, write_file
+
+if TYPE_CHECKING:
+    from kernbench.runtime_api.context import RuntimeContext
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -68,7 +71,7 @@ class Measurement:
 class StepTimer:
     """Inside ranks: marks where the measured steps begin and end. One per simulation, shared by its ranks."""
 
-    def __init__(self, ctx: Any) -> None:
+    def __init__(self, ctx: RuntimeContext) -> None:
         self._ctx = ctx
         self._begin: dict[int, float] = {}
         self._end: dict[int, float] = {}
@@ -84,7 +87,7 @@ class StepTimer:
         self._ctx.synchronize()
         self._end[rank] = self._ctx.now()
 
-    def measurement(self, layout: Layout, steps: int, **figures: Any) -> Measurement:
+    def measurement(self, layout: Layout, steps: int, **figures: object) -> Measurement:
         """After the ranks have ended: what the steps took."""
         from kernbench.trace import summary
 
@@ -230,7 +233,7 @@ def _name(result: Measurement) -> str:
     return f"{result.system} tp {result.layout.tp} x dp {result.layout.dp}"
 
 
-def write_json(path: Path, name: str, results: Sequence[Measurement], **settings: Any) -> None:
+def write_json(path: Path, name: str, results: Sequence[Measurement], **settings: object) -> None:
     """The measurements, SI units, and the settings that they were made with."""
     document = {"bench": name, "settings": settings, "results": [dataclasses.asdict(result) for result in results]}
     write_file(path, json.dumps(document, indent=1) + "\n")
@@ -273,7 +276,7 @@ def plotting() -> Any:
     return pyplot
 
 
-def report(name: str, title: str, scaling: ScalingOptions, results: Sequence[Measurement], **settings: Any) -> None:
+def report(name: str, title: str, scaling: ScalingOptions, results: Sequence[Measurement], **settings: object) -> None:
     """Print the comparison, and write what ``--json`` and ``--plot`` ask for."""
     for line in comparison(results):
         click.echo(line)

@@ -65,7 +65,7 @@ class SpeedRun:
         report(bench, outcomes)
         self.keep_records([record(outcome) for outcome in outcomes], bench)
 
-    def keep_records(self, records: Sequence[dict[str, Any]], bench: str) -> None:
+    def keep_records(self, records: Sequence[dict[str, object]], bench: str) -> None:
         """Write the JSON, add to the history."""
         if self.json is not None:
             write_file(self.json, json.dumps(records, indent=1) + "\n")

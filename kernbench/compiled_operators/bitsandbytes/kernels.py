@@ -7,7 +7,6 @@ a weight of four bits is the larger of its bytes and its operations, at the rate
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -210,7 +209,7 @@ def int8_mm_dequant(
     return out.to(dtype or torch.float16)
 
 
-NAMES: dict[str, Any] = {
+NAMES: dict[str, object] = {
     "quantize_blockwise": quantize_blockwise, "dequantize_blockwise_into": dequantize_blockwise_into,
     "quantize_4bit": quantize_4bit, "dequantize_4bit_into": dequantize_4bit_into, "gemv_4bit_into": gemv_4bit_into,
     "gemm_4bit": gemm_4bit, "int8_product_into": int8_product_into, "int8_vectorwise_quant": int8_vectorwise_quant,

@@ -32,7 +32,7 @@ def without_library(module: ModuleType) -> Iterator[None]:
     package: Any = importlib.import_module("bitsandbytes._ops")
     theirs: Callable[..., Any] = package.register_kernel
 
-    def register_kernel(name: str, device: str, *more: Any, **named: Any) -> Any:
+    def register_kernel(name: str, device: str, *more: object, **named: object) -> Any:
         mine = _REGISTERED.get(name)
         register = theirs(name, device, *more, **named)
         return register if mine is None else lambda function: register(ours[mine])

@@ -113,7 +113,12 @@ _AS_IT_IS = (0.0, 1.702, 0.0)
 
 
 def _forward(
-    x: Tensor, curve: str, gated: bool, quantizer: Any, scales: Tensor | None = None, how: tuple[float, ...] = _AS_IT_IS
+    x: Tensor,
+    curve: str,
+    gated: bool,
+    quantizer: object,
+    scales: Tensor | None = None,
+    how: tuple[float, ...] = _AS_IT_IS,
 ) -> Any:
     x = x.contiguous()
     out = torch.empty((*x.shape[:-1], x.shape[-1] // (1 + gated)), dtype=x.dtype, device=x.device)
@@ -122,7 +127,7 @@ def _forward(
 
 
 def _backward(
-    grad: Tensor, x: Tensor, curve: str, gated: bool, quantizer: Any, *, bias: bool = False, scales: Tensor | None = None,
+    grad: Tensor, x: Tensor, curve: str, gated: bool, quantizer: object, *, bias: bool = False, scales: Tensor | None = None,
     with_scales: bool = False, how: tuple[float, ...] = _AS_IT_IS,
 ) -> tuple[Any, Tensor | None, Tensor | None]:  # fmt: skip
     grad, x = grad.contiguous(), x.contiguous()
@@ -133,7 +138,7 @@ def _backward(
     return quantize_result(dx, quantizer), dbias, dscales
 
 
-def _functions() -> dict[str, Callable[..., Any]]:
+def _functions() -> dict[str, Callable[..., object]]:
     """Those that differ by their curve only: ``gelu``, ``dgelu``, ``dbias_dgelu``, ``geglu``, ``dgeglu``, ..."""
     found: dict[str, Callable[..., Any]] = {}
     for gated, names in ((False, PLAIN), (True, GATED)):
@@ -147,7 +152,7 @@ def _functions() -> dict[str, Callable[..., Any]]:
             ) -> Any:
                 return _backward(grad, fwd_input, curve, gated, quantizer)[0]
 
-            def with_bias(grad: Tensor, fwd_input: Tensor, quantizer: Any, curve: str = curve) -> list[Any]:
+            def with_bias(grad: Tensor, fwd_input: Tensor, quantizer: object, curve: str = curve) -> list[Any]:
                 dx, dbias, _ = _backward(grad, fwd_input, curve, False, quantizer, bias=True)
                 return [dbias, dx]
 
@@ -161,14 +166,14 @@ FUNCTIONS = _functions()
 
 
 def clamped_swiglu(
-    input: Tensor, quantizer: Any, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0
+    input: Tensor, quantizer: object, limit: float = 7.0, alpha: float = 1.702, glu_linear_offset: float = 1.0
 ) -> Any:
     """``x sigmoid(alpha x) (y + offset)``, both halves cut at the limit."""
     return _forward(input, "silu", True, quantizer, how=(limit, alpha, glu_linear_offset))
 
 
 def clamped_dswiglu(
-    grad: Tensor, fwd_input: Tensor, quantizer: Any, limit: float = 7.0, alpha: float = 1.702,
+    grad: Tensor, fwd_input: Tensor, quantizer: object, limit: float = 7.0, alpha: float = 1.702,
     glu_linear_offset: float = 1.0,
 ) -> Any:  # fmt: skip
     """Its gradient."""
@@ -182,14 +187,14 @@ def _refuse_interleaved(size: int) -> None:
         )
 
 
-def scaled_swiglu(input: Tensor, act_scales: Tensor, quantizer: Any, glu_interleave_size: int = 0) -> Any:
+def scaled_swiglu(input: Tensor, act_scales: Tensor, quantizer: object, glu_interleave_size: int = 0) -> Any:
     """SwiGLU, times a scale for each row."""
     _refuse_interleaved(glu_interleave_size)
     return _forward(input, "silu", True, quantizer, act_scales)
 
 
 def scaled_dswiglu(
-    grad: Tensor, fwd_input: Tensor, act_scales: Tensor, quantizer: Any, glu_interleave_size: int = 0,
+    grad: Tensor, fwd_input: Tensor, act_scales: Tensor, quantizer: object, glu_interleave_size: int = 0,
     compute_scale_grad: bool = True,
 ) -> tuple[Any, Tensor | None]:  # fmt: skip
     """Its gradient, and that of the scales where it is wanted."""

@@ -108,7 +108,7 @@ def _shape_in(like: Tensor, form: str, width: int, other: str) -> tuple[int, ...
     return tuple(sizes[each] for each in other)
 
 
-def _plain(tensor: Any) -> Tensor:
+def _plain(tensor: torch.Tensor) -> Tensor:
     if not isinstance(tensor, torch.Tensor) or hasattr(tensor, "_fp8_dtype"):
         raise NotImplementedError(
             "The stand-in for transformer_engine has no attention in eight bits: leave out fp8_dpa and fp8_mha of the recipe."
@@ -132,7 +132,7 @@ def get_fused_attn_backend(params: Any) -> tuple[Any, str]:
 
 def fused_attn_fwd(
     max_seqlen_q: int, max_seqlen_kv: int, is_training: bool, attn_scale: float, p_dropout: float, set_zero: bool,
-    qkv_layout: Any, o_format: Any, qkv_scale_inv_format: Any, bias_type: Any, attn_mask_type: Any, softmax_type: Any,
+    qkv_layout: object, o_format: Any, qkv_scale_inv_format: Any, bias_type: Any, attn_mask_type: Any, softmax_type: Any,
     window_size: Sequence[int], bottom_right_diagonal: bool, cu_seqlens_q: Tensor, cu_seqlens_kv: Tensor, Q: Any, K: Any,
     V: Any, fake_dtype: torch.dtype, cu_seqlens_q_padded: Tensor | None, cu_seqlens_kv_padded: Tensor | None,
     page_table_k: Tensor | None, page_table_v: Tensor | None, s_quantizer: Any, o_quantizer: Any, Bias: Tensor | None,
@@ -170,7 +170,7 @@ def fused_attn_fwd(
 
 
 def fused_attn_bwd(
-    max_seqlen_q: int, max_seqlen_kv: int, attn_scale: float, p_dropout: float, set_zero: bool, qkv_layout: Any,
+    max_seqlen_q: int, max_seqlen_kv: int, attn_scale: float, p_dropout: float, set_zero: bool, qkv_layout: object,
     o_format: Any, do_format: Any, dqkv_layout: Any, qkv_scale_inv_format: Any, do_scale_inv_format: Any, bias_type: Any,
     attn_mask_type: Any, softmax_type: Any, window_size: Sequence[int], bottom_right_diagonal: bool, deterministic: bool,
     cu_seqlens_q: Tensor, cu_seqlens_kv: Tensor, Q: Any, K: Any, V: Any, O: Any, dO: Any, fake_dtype: torch.dtype,  # noqa: E741

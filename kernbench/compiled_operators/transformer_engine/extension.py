@@ -58,7 +58,7 @@ _MISSING = {
 }
 
 
-def _public() -> dict[str, Any]:
+def _public() -> dict[str, object]:
     found: dict[str, Any] = dict(activations.FUNCTIONS)
     for module in _MODULES:
         found |= {

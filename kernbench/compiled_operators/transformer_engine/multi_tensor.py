@@ -17,7 +17,7 @@ Tensor = torch.Tensor
 Lists = Sequence[Sequence[Tensor]]
 
 
-def _moving(**times: int) -> Any:
+def _moving(**times: int) -> object:
     """A cost: the tensors of each list are read or written so many times."""
 
     def cost(operands: CallOperands) -> StatedWork:
@@ -67,7 +67,7 @@ def _step_of_adam(
 
 
 def _adam_call(
-    noop: Tensor, lists: Lists, lr: Any, beta1: float, beta2: float, epsilon: float, step: Any, mode: int,
+    noop: Tensor, lists: Lists, lr: object, beta1: float, beta2: float, epsilon: float, step: Any, mode: int,
     bias_correction: int, weight_decay: float, inverse_scale: Tensor | None = None,
 ) -> None:  # fmt: skip
     g, p, m, v, *master = (list(each) for each in lists)
@@ -331,6 +331,6 @@ def _compute_exponents(amaxes: list[Tensor], inverses: list[Tensor]) -> None:
         inverse.copy_(exponents_above(amax.float() * torch.tensor(1 / most)).to(torch.uint8))
 
 
-def multi_tensor_compute_scale_inv_e8m0(chunk_size: int, dummy: Any, tensor_lists: Lists) -> None:
+def multi_tensor_compute_scale_inv_e8m0(chunk_size: int, dummy: object, tensor_lists: Lists) -> None:
     """Inverse scales of maxima in bfloat16, as powers of two in eight bits, for e4m3."""
     launch("compute_exponents", *(list(each) for each in tensor_lists))

@@ -123,7 +123,7 @@ _NO_OVERLAP = (
 )
 
 
-def bulk_overlap_ag_with_external_gemm(*args: Any) -> None:
+def bulk_overlap_ag_with_external_gemm(*args: object) -> None:
     """Not there."""
     raise NotImplementedError(_NO_OVERLAP)
 
@@ -131,7 +131,7 @@ def bulk_overlap_ag_with_external_gemm(*args: Any) -> None:
 class _Overlap:
     """Products that overlap with communication, by buffers of the package's own: not there."""
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
+    def __init__(self, *args: object, **kwargs: object) -> None:
         raise NotImplementedError(_NO_OVERLAP)
 
 

@@ -102,7 +102,7 @@ def _forward(x: Tensor, ln_out: Any, quantizer: Any, otype: Any) -> tuple[Tensor
 
 
 def layernorm_fwd(
-    input: Tensor, weight: Tensor, bias: Tensor | None, eps: float, ln_out: Any, quantizer: Any, otype: Any, sm_margin: int,
+    input: Tensor, weight: Tensor, bias: Tensor | None, eps: float, ln_out: object, quantizer: Any, otype: Any, sm_margin: int,
     zero_centered_gamma: bool,
 ) -> list[Any]:  # fmt: skip
     """The norm, the means and the inverse deviations of the rows, ``[rows]`` in float32."""
@@ -123,7 +123,7 @@ def layernorm_bwd(
 
 
 def rmsnorm_fwd(
-    input: Tensor, weight: Tensor, eps: float, ln_out: Any, quantizer: Any, otype: Any, sm_margin: int,
+    input: Tensor, weight: Tensor, eps: float, ln_out: object, quantizer: Any, otype: Any, sm_margin: int,
     zero_centered_gamma: bool,
 ) -> list[Any]:  # fmt: skip
     """The norm, none, and the inverse roots of the rows' mean squares, ``[rows]`` in float32."""

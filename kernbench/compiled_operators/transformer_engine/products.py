@@ -110,7 +110,7 @@ def _grouped_product(
             bias[at].copy_(StoredOperand.of(how_b[at]).matrix(b[at], scales_b[at]).sum(0))
 
 
-def _width(tensor: Any) -> int:
+def _width(tensor: torch.Tensor) -> int:
     return int(tensor.size()[-1])
 
 
@@ -130,7 +130,7 @@ def _operands(a: Any, transa: bool, b: Any, transb: bool) -> tuple[Any, ...]:
 
 
 def generic_gemm(
-    A: Any, transA: bool, B: Any, transB: bool, D: Any, quantizer: Any, output_dtype: Any, bias: Tensor | None,
+    A: object, transA: bool, B: Any, transB: bool, D: Any, quantizer: Any, output_dtype: Any, bias: Tensor | None,
     bias_type: Any, gelu: bool, gelu_in: Tensor | None, grad: bool, workspace: Tensor, workspace_size: int,
     accumulate: bool, use_split_accumulator: bool, comm_overlap: Any = None, comm_type: Any = None,
     extra_output: Tensor | None = None, bulk_overlap: bool = False, alpha: float = 1.0, beta: float | None = None,
@@ -171,7 +171,7 @@ def generic_gemm(
 
 
 def te_general_grouped_gemm(
-    A: Sequence[Any], transa: bool, B: Sequence[Any], transb: bool, D: Sequence[Tensor] | None, D_type: Any,
+    A: Sequence[object], transa: bool, B: Sequence[Any], transb: bool, D: Sequence[Tensor] | None, D_type: Any,
     m_splits: Sequence[int], bias: Sequence[Tensor], bias_type: Any, single_output: bool, pre_gelu_out: Sequence[Tensor],
     grad: bool, workspace: Sequence[Tensor], workspaceSize: int, accumulate: bool, use_split_accumulator: bool,
     math_sm_count: int,

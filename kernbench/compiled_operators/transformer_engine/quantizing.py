@@ -38,7 +38,7 @@ _CLASSES = {
 }
 
 
-def _kind_of_quantizer(quantizer: Any) -> str:
+def _kind_of_quantizer(quantizer: object) -> str:
     for each in type(quantizer).__mro__:
         if each.__name__ in _QUANTIZERS:
             return _QUANTIZERS[each.__name__]
@@ -225,7 +225,7 @@ def quantize(tensor: Tensor, quantizer: Any, output: Any = None, noop: Tensor | 
     return out
 
 
-def quantize_result(out: Tensor, quantizer: Any) -> Any:
+def quantize_result(out: Tensor, quantizer: object) -> Any:
     """What a kernel has made, in a quantizer's format where there is one."""
     return out if quantizer is None else quantize(out, quantizer)
 
@@ -239,20 +239,23 @@ def dequantize(input: Any, otype: Any) -> Tensor:
     return out
 
 
-def multi_tensor_quantize(tensor_list: Sequence[Tensor], quantizer_list: Sequence[Any]) -> list[Any]:
+def multi_tensor_quantize(tensor_list: Sequence[Tensor], quantizer_list: Sequence[object]) -> list[Any]:
     """Each with its own quantizer."""
     return [quantize(tensor, each) for tensor, each in zip(tensor_list, quantizer_list, strict=True)]
 
 
 def split_quantize(
-    tensor: Tensor, split_sections: Sequence[int], quantizer_list: Sequence[Any], disable_bulk_allocation: bool = False
+    tensor: Tensor,
+    split_sections: Sequence[int],
+    quantizer_list: Sequence[object],
+    disable_bulk_allocation: bool = False,
 ) -> list[Any]:
     """Parts of the first dimension, each with its own quantizer; they are allocated one by one."""
     parts = torch.split(tensor, list(split_sections))
     return [quantize(part, each) for part, each in zip(parts, quantizer_list, strict=True)]
 
 
-def bgrad_quantize(input: Tensor, quantizer: Any) -> list[Any]:
+def bgrad_quantize(input: Tensor, quantizer: object) -> list[Any]:
     """The sums of the columns, and the quantized tensor."""
     sums = torch.empty(input.shape[-1], dtype=input.dtype, device=input.device)
     launch("column_sums", input, sums)
@@ -272,7 +275,7 @@ def compute_amax(input: Tensor, amax: Tensor) -> None:
     launch("compute_amax", input.contiguous(), amax)
 
 
-def swizzle_scales_for_gemm_(tensor: Any) -> None:
+def swizzle_scales_for_gemm_(tensor: torch.Tensor) -> None:
     """Mark scales as ordered for products: here they keep their order."""
     if hasattr(tensor, "_with_gemm_swizzled_scales"):
         tensor._with_gemm_swizzled_scales = True

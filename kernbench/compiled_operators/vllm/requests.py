@@ -66,7 +66,7 @@ def _repeats(scheduler: Any) -> bool:
 
 def _taking(method: Callable[..., Any], names: RequestNames) -> Callable[..., Any]:
     @functools.wraps(method)
-    def add_request(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+    def add_request(self: Any, request: Any, *args: object, **kwargs: object) -> Any:
         if request.request_id not in self.requests and not _repeats(self):
             # `arrival_time` is of `time.time`; reports are of `time.perf_counter`
             at = min(request.arrival_time - time.time() + time.perf_counter(), time.perf_counter())
@@ -78,7 +78,7 @@ def _taking(method: Callable[..., Any], names: RequestNames) -> Callable[..., An
 
 def _updating(method: Callable[..., Any], names: RequestNames) -> Callable[..., Any]:
     @functools.wraps(method)
-    def update_from_output(self: Any, scheduled: Any, *args: Any, **kwargs: Any) -> Any:
+    def update_from_output(self: Any, scheduled: Any, *args: object, **kwargs: object) -> Any:
         if _repeats(self):
             return method(self, scheduled, *args, **kwargs)
         decode = prefill = 0

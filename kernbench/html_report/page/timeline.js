@@ -158,7 +158,8 @@ class Timeline {
   label(line, narrow) {
     if (!line) return "";
     if (this.view === "lines") return line.label;
-    return narrow && line.name.length > 7 ? `{who|${line.label}}{what|${line.name.slice(0, 7)}}` : `{who|${line.label}}{what|${line.name.slice(0, 10)}}`;
+    const name = line.name.replace(/^.+ (\(\d+\))$/, "$1"); // a further row of a stream, or of requests, has its number alone
+    return `{who|${line.label}}{what|${name.slice(0, narrow ? 7 : 10)}}`;
   }
 
   // Times on the axis, with as many digits as tell its ticks apart.

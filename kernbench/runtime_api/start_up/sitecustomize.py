@@ -55,7 +55,7 @@ class _LoaderThen:
             then(module)
 
 
-_generators: dict[str, tuple[Callable[[], Any], Any]] = {}
+_generators: dict[str, tuple[Callable[[], Any], object]] = {}
 """Of a module: how to read the state of its generator, and what that was to begin with."""
 
 
@@ -95,7 +95,7 @@ def _accompany(module: Any) -> None:
 _TALKS = ("zmq", "aiohttp", "uvicorn", "uvloop")
 """Packages by which processes talk to others, as a server's do."""
 
-_THEN: dict[str, Callable[[Any], None]] = {
+_THEN: dict[str, Callable[[object], None]] = {
     "random": _note_random, "numpy.random": _note_numpy, "torch": _join, **dict.fromkeys(_TALKS, _accompany),
 }  # fmt: skip
 """What is done when a module has been imported."""

@@ -186,7 +186,7 @@ def _launches_of(module: ModuleType, call: KernelCall, rank: int) -> list[Launch
     return collected
 
 
-def _triton_type(dtype: torch.dtype) -> Any:
+def _triton_type(dtype: torch.dtype) -> object:
     import triton.language as tl
 
     names = {torch.bool: "int1", torch.float16: "float16", torch.bfloat16: "bfloat16"}

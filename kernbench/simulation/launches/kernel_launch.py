@@ -126,8 +126,8 @@ class KernelLauncher:
     say: Callable[[str], None]
     memory: KernelMemory = field(init=False)
     last: Operation | None = field(default=None, init=False)
-    looks: dict[Any, Look] = field(default_factory=dict, init=False)
-    sampled: dict[Any, Cost] = field(default_factory=dict, init=False)
+    looks: dict[object, Look] = field(default_factory=dict, init=False)
+    sampled: dict[object, Cost] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         self.memory = KernelMemory(self.engine.memory, self.hosts)
@@ -474,7 +474,7 @@ class RunningBatch:
         return errors
 
 
-def summary(counts: Counts) -> dict[str, Any]:
+def summary(counts: Counts) -> dict[str, object]:
     """What the op log keeps of a launch's counts."""
     return {
         "programs": counts.programs,

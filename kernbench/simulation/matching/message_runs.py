@@ -74,7 +74,7 @@ class MessageRuns:
         self._mailbox = mailbox
         self._ready = ready
         self._run = run
-        self._used: dict[tuple[Any, ...], int] = {}
+        self._used: dict[tuple[object, ...], int] = {}
         self._boarded: dict[tuple[Any, ...], deque[MatchedPair]] = {}
         self._slot_bytes: dict[tuple[int, ...], int] = {}
         self.in_flight: dict[Operation, Message] = {}

@@ -235,7 +235,7 @@ class Mapped(Stored):
         self.block = block
 
 
-def _of_block(name: str) -> Any:
+def _of_block(name: str) -> object:
     return property(lambda note: getattr(note.block, name), lambda note, value: setattr(note.block, name, value))
 
 

@@ -41,13 +41,13 @@ class HostWatcher(Protocol):
     def allocated(self, nbytes: int, in_all: int, reserved: int, sip: int) -> None:
         """The program has taken ``nbytes`` of a SIP's memory, or given them back (negative); it has ``in_all`` now."""
 
-    def beside(self) -> AbstractContextManager[Any]:
+    def beside(self) -> AbstractContextManager[object]:
         """For the length of a block, what torch computes is no operation of the program."""
 
     def passed_on(self) -> None:
         """What is being recorded is a wrapper's operation: what it consists of is the program's."""
 
-    def within(self) -> AbstractContextManager[Any]:
+    def within(self) -> AbstractContextManager[object]:
         """For the length of a block, while an operation is recorded, what torch computes is the program's again."""
 
 

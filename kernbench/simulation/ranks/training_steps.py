@@ -66,9 +66,9 @@ class RankSteps:
 
     begin: float
     ends: dict[int, list[StepEnd]] = field(default_factory=dict)
-    numbers: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
+    numbers: WeakKeyDictionary[object, int] = field(default_factory=WeakKeyDictionary)
     running: list[Any] = field(default_factory=list)
-    idle: WeakKeyDictionary[Any, None] = field(default_factory=WeakKeyDictionary)
+    idle: WeakKeyDictionary[object, None] = field(default_factory=WeakKeyDictionary)
     stopped: bool = False
     released: bool = False
 

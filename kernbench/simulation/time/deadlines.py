@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from itertools import count
-from typing import Any
 
 from kernbench.simulation.time.wait_queue import Awaited
 
@@ -21,13 +20,13 @@ class Deadlines:
     """The timeouts of one simulation."""
 
     def __init__(self) -> None:
-        self._heap: list[tuple[float, int, Awaited, bool, Expire, tuple[Any, ...]]] = []
+        self._heap: list[tuple[float, int, Awaited, bool, Expire, tuple[object, ...]]] = []
         self._serial = count()
 
     def __len__(self) -> int:
         return len(self._heap)
 
-    def add(self, op: Awaited, at: float, asked_for: bool, expire: Expire, *args: Any) -> None:
+    def add(self, op: Awaited, at: float, asked_for: bool, expire: Expire, *args: object) -> None:
         """Call ``expire(op, at, *args)``, which must fail ``op``, if it has not started when the clock would pass ``at`` s."""
         heapq.heappush(self._heap, (at, next(self._serial), op, asked_for, expire, args))
 

@@ -42,7 +42,7 @@ class Waits:
         self.drive_until: Callable[[Awaited], None]
         self.resuming: Callable[[Any, BaseException | None], None] | None = None
 
-    def clear(self, keep: Collection[Any] = ()) -> None:
+    def clear(self, keep: Collection[object] = ()) -> None:
         """Forget all that wait, but the greenlets to ``keep``."""
         self.pending[:] = [each for each in self.pending if each[1] in keep]
         self.ended.clear()

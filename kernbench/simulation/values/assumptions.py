@@ -169,7 +169,7 @@ class Assumptions:
         """What a look at ``place`` (``"train.py:42"``) is answered with."""
         self._stated[os.path.normpath(place)] = value
 
-    def stated_here(self) -> Any:
+    def stated_here(self) -> object:
         """What was stated for the line of the user's program that is running; None if nothing was."""
         if not self._stated:
             return None

@@ -33,7 +33,7 @@ def compute_capability(device: Any = None) -> int:
     return 10 * major + minor
 
 
-_OF_A_GPU: dict[str, Any] = {
+_OF_A_GPU: dict[str, object] = {
     "device": cuda_names.DeviceGuard,
     "Event": streams.Event,
     "Stream": streams.Stream,
@@ -55,13 +55,13 @@ _OF_A_GPU: dict[str, Any] = {
 }
 """``torch._dynamo.device_interface.CudaInterface``'s attributes."""
 
-_OF_CUDA_BUILDS: dict[str, Any] = {
+_OF_CUDA_BUILDS: dict[str, object] = {
     "_cuda_getCurrentRawStream": raw_stream,
     "_cuda_cudaCachingAllocator_is_enabled": cuda_names.always,
 }
 """Functions of ``torch._C`` that a build without CUDA does not have."""
 
-_OF_A_WORKER: dict[str, Any] = {
+_OF_A_WORKER: dict[str, object] = {
     "current_device": staticmethod(cuda_names.current_device_index),
     "get_device_properties": staticmethod(cuda_names.get_device_properties),
 }
@@ -103,14 +103,14 @@ def install_names(patches: Patches) -> None:
     """Names that the code which Inductor writes finds in torch."""
     for name, value in _OF_CUDA_BUILDS.items():
         patches.add(torch._C, name, value)
-    guards: Any = torch._C._dynamo.guards
+    guards: object = torch._C._dynamo.guards
     patches.set(guards, "_empty_strided_cuda", allocate)
 
 
 def install_keys(patches: Patches, module: Any) -> None:
     """Let the keys of Inductor's caches tell described GPUs apart, by all that they are."""
 
-    def get_system() -> dict[str, Any]:
+    def get_system() -> dict[str, object]:
         device = bound_devices().simulation.topology.device
         known = {"device": {"name": device.name}, "version": {"kernbench": __version__, "triton": module.triton_key()}}
         key = module.code_hash(repr((known, repr(device))))

@@ -56,7 +56,7 @@ def install_backend(patches: Patches) -> None:
     wrapper: Any = torch._TorchCompileInductorWrapper
     stock = wrapper.__call__
 
-    def call(self: Any, graph: Any, inputs: Any, **kwargs: Any) -> Any:
+    def call(self: Any, graph: Any, inputs: Any, **kwargs: object) -> Any:
         mine = current_device()
         inductor: Any = sys.modules.get("torch._inductor.config")
         if mine is None or (inductor is not None and inductor.cpu_backend == "triton"):
@@ -127,7 +127,7 @@ class _PlacedGraph:
         self._compiled = compiled
         self._placement = placement
 
-    def __call__(self, *inputs: Any) -> Any:
+    def __call__(self, *inputs: object) -> Any:
         mine = bound_devices().mine()
         found = _placement(mine, inputs)
         main = _main_of(mine, found)
@@ -239,7 +239,7 @@ def _recounted(value: Any, main: int) -> Any:
 
 
 @contextmanager
-def _fakes_counted_from(main: int, fakes: Iterable[Any]) -> Iterator[None]:
+def _fakes_counted_from(main: int, fakes: Iterable[object]) -> Iterator[None]:
     """For the length of a block, fake tensors are on GPUs that are counted from ``main``."""
     changed: dict[int, tuple[Any, torch.device]] = {}
 

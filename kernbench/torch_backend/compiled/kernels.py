@@ -55,13 +55,13 @@ def install_heuristics(patches: Patches, module: Any) -> None:
     tuner = module.CachingAutotuner
     stock: Callable[..., Any] = tuner._precompile_config
 
-    def precompile(self: Any, cfg: Any, **later: Any) -> Any:
+    def precompile(self: Any, cfg: Any, **later: object) -> Any:
         from kernbench.triton_engine.driver.pipeline import compile_for
 
         with compile_for("values"):
             return stock(self, cfg, **later)
 
-    def bench(self: Any, launcher: Any, *args: Any, with_profiler: bool = False, **kwargs: Any) -> float:
+    def bench(self: Any, launcher: Any, *args: object, with_profiler: bool = False, **kwargs: object) -> float:
         return modelled_ms(lambda: launcher(*args, **kwargs, stream=0))
 
     for name in _TUNES:
@@ -76,7 +76,7 @@ def install_heuristics(patches: Patches, module: Any) -> None:
 def _aside(stock: Callable[..., Any]) -> Callable[..., Any]:
     """A method that takes no time of a rank's."""
 
-    def method(*args: Any, **kwargs: Any) -> Any:
+    def method(*args: object, **kwargs: object) -> Any:
         mine = current_device()
         with nullcontext() if mine is None else mine.host.aside():
             return stock(*args, **kwargs)
@@ -104,11 +104,11 @@ def install_benchmarking(patches: Patches, module: Any) -> None:
     """Measure by modelled time."""
 
     def benchmark(
-        self: Any, fn: Callable[..., Any], fn_args: Any = None, fn_kwargs: Any = None, *args: Any, **kwargs: Any
+        self: Any, fn: Callable[..., Any], fn_args: Any = None, fn_kwargs: Any = None, *args: object, **kwargs: object
     ) -> float:
         return modelled_ms(fn if fn_args is None else lambda: fn(*fn_args, **(fn_kwargs or {})))
 
-    def benchmark_gpu(self: Any, fn: Callable[[], Any], *args: Any, **kwargs: Any) -> float:
+    def benchmark_gpu(self: Any, fn: Callable[[], Any], *args: object, **kwargs: object) -> float:
         return modelled_ms(fn)
 
     for cls in (module.Benchmarker, *_below(module.Benchmarker)):

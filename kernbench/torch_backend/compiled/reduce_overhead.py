@@ -33,7 +33,7 @@ def install(patches: Patches, module: Any) -> None:
     """Let what ``mode="reduce-overhead"`` makes of a graph cost what a CUDA graph does: warmed up, captured, then replayed."""
 
     def cudagraphify(
-        model: Callable[..., Any], static_input_idxs: Sequence[int] = (), **options: Any
+        model: Callable[..., object], static_input_idxs: Sequence[int] = (), **options: object
     ) -> Callable[[list[Any]], Any]:
         static, calls = frozenset(static_input_idxs), weakref.WeakKeyDictionary[RankDevice, int]()
 

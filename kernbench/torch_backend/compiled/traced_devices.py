@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from kernbench.torch_backend.gpu.device.devices import current_device
 from kernbench.torch_backend.patches import Patches
@@ -32,7 +33,7 @@ def install(patches: Patches, module: Any) -> None:
     """Let what C++ asks of the CPU be asked of the GPU."""
     stock = module.FunctionalTensorMode.__torch_dispatch__
 
-    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def dispatch(self: Any, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if kwargs and (wanted := kwargs.get("device")) is not None and wanted.type == "cpu":
             kwargs = _placed(func, args, kwargs)
         return stock(self, func, types, args, kwargs)
@@ -48,7 +49,7 @@ _OF_CPP = (torch.ops.aten._to_copy.default, torch.ops.aten.new_empty_strided.def
 """What C++ asks for in a forward pass, too; programs ask for the first by ``Tensor.to``, for the other hardly ever."""
 
 
-def _placed(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+def _placed(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     mine = current_device()
     if mine is None or not mine.compiling or mine.moving:
         return kwargs

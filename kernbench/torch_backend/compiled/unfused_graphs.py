@@ -50,7 +50,7 @@ def compile_(graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
 
 
 def _estimated(module: Callable[..., Any]) -> Callable[..., Any]:
-    def run(*args: Any) -> Any:
+    def run(*args: object) -> Any:
         mine = current_device()
         if mine is None:
             return module(*args)

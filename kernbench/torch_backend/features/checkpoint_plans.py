@@ -178,7 +178,7 @@ def install_items(patches: Patches, module: ModuleType) -> None:
     if plans is None:
         return
 
-    def create_for_dtensor(fqn: str, tensor: Any) -> Any:
+    def create_for_dtensor(fqn: str, tensor: torch.Tensor) -> Any:
         item = create(fqn, tensor)
         plans.saved(hosts.current_rank(), fqn, tensor, item.index.offset)
         return item

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from pkgutil import iter_modules
+from types import FrameType
 from typing import Any
 
 from kernbench.sim_engine import Condition
@@ -101,7 +102,7 @@ def _compile_aside(patches: Patches) -> None:
     skipped: Any = sys.modules["torch._dynamo.types"].ConvertFrameReturn
     turn = _Turn()
 
-    def compile_frame(self: Any, frame: Any, *args: Any) -> Any:
+    def compile_frame(self: Any, frame: FrameType, *args: object) -> Any:
         if _is_generated(frame):
             return skipped()
         device = current_device()
@@ -116,7 +117,7 @@ def _compile_aside(patches: Patches) -> None:
         patches.set(functorch._config[name], "default", value)
 
 
-def _is_generated(frame: Any) -> bool:
+def _is_generated(frame: FrameType) -> bool:
     """Whether a frame is of a function that was made for a class of ours (a dataclass), which has no file to be known by."""
     if frame.f_code.co_filename != "<string>":
         return False

@@ -76,7 +76,7 @@ def install(patches: Patches, module: Any) -> None:
     inside: dict[int | None, tuple[int, Any]] = {}
 
     def attention(
-        query: Any, key: Any, value: Any, attn_mask: Any, dropout_p: float, is_causal: bool, scale: float | None,
+        query: object, key: Any, value: Any, attn_mask: Any, dropout_p: float, is_causal: bool, scale: float | None,
         enable_gqa: bool,
     ) -> Any:  # fmt: skip
         place = inside.get(current_rank()) if inside else None

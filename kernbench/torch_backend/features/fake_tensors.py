@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from kernbench.torch_backend.gpu.device.devices import current_device, current_index
 from kernbench.torch_backend.patches import Patches
@@ -72,7 +73,7 @@ def install(patches: Patches, module: Any) -> None:
     def where(fake: Any) -> torch.device:
         return torch.device("meta") if fake.fake_mode.in_kernel_invocation else kept.fget(fake)
 
-    def dispatch(self: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def dispatch(self: Any, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _ASKED_WHERE:
             return where(args[0])
         if func is _CAST and kwargs and _asked_by_cpp(args[0], kwargs):
@@ -81,12 +82,12 @@ def install(patches: Patches, module: Any) -> None:
 
     of_class = module.FakeTensor.__torch_dispatch__.__func__
 
-    def dispatch_class(cls: Any, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def dispatch_class(cls: Any, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return where(args[0]) if func is _ASKED_WHERE else of_class(cls, func, types, args, kwargs)
 
     make, told, kept = module.FakeTensor.__new__, module.FakeTensor.device, module.FakeTensor.fake_device
 
-    def new(cls: Any, mode: Any, elem: Any, device: Any, *args: Any, **kwargs: Any) -> Any:
+    def new(cls: Any, mode: Any, elem: Any, device: Any, *args: object, **kwargs: object) -> Any:
         if device.type != "cuda":
             return make(cls, mode, elem, device, *args, **kwargs)
         made = make(cls, mode, elem, torch.device("cpu"), *args, **kwargs)
@@ -97,7 +98,7 @@ def install(patches: Patches, module: Any) -> None:
         index = current_index() or 0 if device.index is None else device.index
         fake.simulated_device = torch.device("cuda", index)
 
-    def set_device(fake: Any, device: torch.device) -> None:
+    def set_device(fake: object, device: torch.device) -> None:
         if device.type == "cuda":
             simulate(fake, device)
         else:

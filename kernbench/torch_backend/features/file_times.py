@@ -67,7 +67,7 @@ class _Opened:
         self._counted = _Counted(self._opener.__enter__())
         return self._counted
 
-    def __exit__(self, *failure: Any) -> Any:
+    def __exit__(self, *failure: object) -> Any:
         result = self._opener.__exit__(*failure)
         if failure[0] is None:
             self._tell(self._counted.nbytes)

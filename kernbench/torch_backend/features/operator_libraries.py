@@ -61,8 +61,8 @@ class _Namespace:
     """
 
     definers: set[int] = field(default_factory=set)
-    schemas: dict[str, tuple[Any, ...]] = field(default_factory=dict)
-    implementations: dict[tuple[str, str], dict[int, Callable[..., Any]]] = field(default_factory=dict)
+    schemas: dict[str, tuple[object, ...]] = field(default_factory=dict)
+    implementations: dict[tuple[str, str], dict[int, Callable[..., object]]] = field(default_factory=dict)
     made: list[Any] = field(default_factory=list)
     users: int = 0
 
@@ -86,7 +86,7 @@ class _RankLibrary:
             self._space.definers.add(rank)
         self._own: list[tuple[tuple[str, str], Callable[..., Any]]] = []
 
-    def define(self, schema: str, *how: Any) -> Any:
+    def define(self, schema: str, *how: object) -> Any:
         name = schema.partition("(")[0].strip()
         told = (schema, *map(str, how))
         if self._space.schemas.get(name) == told:
@@ -95,7 +95,7 @@ class _RankLibrary:
         self._space.schemas[name] = told
         return result
 
-    def impl(self, name: str, key: str, function: Any, *how: Any) -> Any:
+    def impl(self, name: str, key: str, function: Any, *how: object) -> Any:
         if function is torch.library.fallthrough_kernel:
             return self._made.impl(name, key, function, *how)
         place = name.rpartition("::")[2], key
@@ -193,7 +193,7 @@ def _by_rank(known: dict[int, Callable[..., Any]], whose: Whose, first: Callable
     """Calls what the rank that calls has registered, or where it has nothing the first of the others."""
 
     @functools.wraps(first)
-    def implementation(*args: Any, **kwargs: Any) -> Any:
+    def implementation(*args: object, **kwargs: object) -> Any:
         rank = whose()
         function = known.get(rank) if rank is not None else None
         return (next(iter(known.values())) if function is None else function)(*args, **kwargs)
@@ -216,7 +216,7 @@ def install(
     C: Any = torch._C
     make = C._dispatch_library
 
-    def dispatch_library(kind: str, name: str, key: str, *where: Any) -> Any:
+    def dispatch_library(kind: str, name: str, key: str, *where: object) -> Any:
         rank = on_gpu_of()
         if rank is not None and name in _TORCHS:
             return _OverridingLibrary(name, rank, make(kind, name, key, *where), on_gpu_of, remark)
@@ -230,7 +230,7 @@ def install(
     patches.set(C, "_dispatch_library", dispatch_library)
     overwrite = custom_ops.get_library_allowing_overwrite
 
-    def get_library_allowing_overwrite(namespace: str, name: str) -> Any:
+    def get_library_allowing_overwrite(namespace: str, name: str) -> object:
         if whose() is not None:
             modules().take(custom_ops, _PER_RANK)
         return overwrite(namespace, name)
@@ -239,7 +239,7 @@ def install(
     holder: Any = fake_impl.FakeImplHolder
     register, kernel = holder.register, holder.kernel
 
-    def register_for_rank(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def register_for_rank(self: Any, *args: object, **kwargs: object) -> Any:
         handle = register(self, *args, **kwargs)
         setattr(self.kernels[-1], _OWNER, whose())
         return handle

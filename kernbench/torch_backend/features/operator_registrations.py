@@ -44,7 +44,7 @@ class _Registered:
         types: names, by rank.
     """
 
-    rules: dict[tuple[str, int, type], Callable[..., Any]] = field(default_factory=dict)
+    rules: dict[tuple[str, int, type], Callable[..., object]] = field(default_factory=dict)
     types: set[tuple[int, str]] = field(default_factory=set)
 
 

@@ -89,7 +89,7 @@ def _has_gradients(optimizer: Optimizer, *, made: bool) -> bool:
     return made or not all(_is_zero(group.get("lr")) for group in optimizer.param_groups)
 
 
-def _is_zero(rate: Any) -> bool:
+def _is_zero(rate: object) -> bool:
     """Whether a learning rate is zero; of one on a GPU that is not asked, as that would be a look."""
     if isinstance(rate, torch.Tensor):
         return rate.device.type == "cpu" and not rate.item()
@@ -100,7 +100,7 @@ def _telling(steps: Steps) -> Any:
     """``Optimizer.__init__`` that tells of the optimizer: torch has no hook for that."""
 
     @functools.wraps(_made)
-    def made(self: Optimizer, *args: Any, **kwargs: Any) -> None:
+    def made(self: Optimizer, *args: object, **kwargs: object) -> None:
         _made(self, *args, **kwargs)
         steps.made(self)
 

@@ -15,6 +15,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
+from torch._ops import OpOverload
 
 from kernbench.errors import KernbenchError
 from kernbench.simulation.ranks.hosts import Host
@@ -73,7 +74,7 @@ class Agent:
                 return info
         raise RuntimeError(f"Unknown destination worker {worker}")
 
-    def get_worker_infos(self) -> list[Any]:
+    def get_worker_infos(self) -> list[object]:
         """Of all workers, this one among them."""
         return list(self._workers.values())
 
@@ -171,13 +172,13 @@ class RemoteCalls:
         rpc = self._rpc
         api = rpc.api
 
-        def invoke(to: Any, func: Any, rpc_type: Any, *args: Any, **kwargs: Any) -> Any:
+        def invoke(to: Any, func: OpOverload, rpc_type: Any, *args: object, **kwargs: object) -> Any:
             _refuse(f"{'rpc_async' if 'async' in str(rpc_type).lower() else 'rpc_sync'}({to!r}, {_name(func)})")
 
-        def remote(to: Any, func: Any, *args: Any, **kwargs: Any) -> Any:
+        def remote(to: Any, func: OpOverload, *args: object, **kwargs: object) -> Any:
             _refuse(f"remote({to!r}, {_name(func)})")
 
-        def refer(reference: Any, value: Any, *args: Any, **kwargs: Any) -> None:
+        def refer(reference: Any, value: Any, *args: object, **kwargs: object) -> None:
             _refuse(f"RRef({type(value).__name__})")
 
         patches.set(rpc, "init_rpc", self.init_rpc)
@@ -197,11 +198,11 @@ class RemoteCalls:
             patches.set(api, name, value)
 
 
-def _name(func: Any) -> str:
+def _name(func: OpOverload) -> str:
     return str(getattr(func, "__qualname__", None) or getattr(func, "__name__", func))
 
 
-def _nothing(*args: Any) -> None:
+def _nothing(*args: object) -> None:
     """There are no references to what others have."""
 
 

@@ -43,7 +43,7 @@ def install(patches: Patches) -> None:
 
 def _tags(stock: Any) -> Any:
     @functools.wraps(stock)
-    def location_tag(storage: Any) -> str:
+    def location_tag(storage: torch.UntypedStorage) -> str:
         block, mine = block_of_storage(storage), current_device()
         if mine is None or block is None:
             return str(stock(storage))
@@ -54,7 +54,7 @@ def _tags(stock: Any) -> Any:
 
 def _restores(stock: Any) -> Any:
     @functools.wraps(stock)
-    def default_restore_location(storage: Any, location: str) -> Any:
+    def default_restore_location(storage: torch.UntypedStorage, location: str) -> Any:
         mine = current_device()
         if mine is None or not _CUDA.fullmatch(location):
             return stock(storage, location)

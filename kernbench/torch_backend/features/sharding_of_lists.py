@@ -31,7 +31,7 @@ def install(patches: Patches, module: Any) -> None:
     """Ask once per call."""
     stock, strided = getattr(module, _NAME), module._StridedShard
 
-    def propagate(op_strategy: Any, op_schema: Any) -> None:
+    def propagate(op_strategy: object, op_schema: Any) -> None:
         answer = getattr(op_schema, _ANSWER, None)
         if answer is None:
             answer = any(isinstance(each, strided) for spec in op_schema.args_spec for each in spec.placements)

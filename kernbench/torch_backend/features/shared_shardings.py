@@ -81,7 +81,7 @@ class _NotSharedError(Exception):
     """A call has something that is not shared."""
 
 
-def _check_stateless(placements: Sequence[Any]) -> None:
+def _check_stateless(placements: Sequence[object]) -> None:
     """Raise :class:`_NotSharedError` if there is more to a placement than it says, or it is not torch's."""
     for each in placements:
         kind = type(each)
@@ -97,7 +97,7 @@ class _FoundOut(NamedTuple):
         result: with numbers in the place of meshes.
     """
 
-    rules: tuple[Any, Any]
+    rules: tuple[object, Any]
     result: Any
 
 
@@ -105,7 +105,7 @@ class _SharedShardings:
     """What is known of calls on one system. ``shardings`` and ``shapes`` by what the calls look like."""
 
     def __init__(self) -> None:
-        self.shardings: dict[Any, _FoundOut] = {}
+        self.shardings: dict[object, _FoundOut] = {}
         self.shapes: dict[Any, Any] = {}
 
 
@@ -121,7 +121,7 @@ class _CallLayout:
     """
 
     def __init__(self, kinds: _Kinds) -> None:
-        self.meshes: list[Any] = []
+        self.meshes: list[object] = []
         self._kinds = kinds
         self._numbers: dict[int, int] = {}
 

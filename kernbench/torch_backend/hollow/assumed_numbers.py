@@ -16,6 +16,7 @@ from types import FrameType
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from kernbench.own_files import is_own
 from kernbench.simulation.active_simulation import current_simulation
@@ -50,7 +51,7 @@ def note(kind: str, entry: str, frame: FrameType | None, answer: str = "") -> No
 def _computes(base: Any, name: str) -> Callable[..., Any]:
     plain = getattr(base, name)
 
-    def method(self: Any, *others: Any) -> Any:
+    def method(self: Any, *others: object) -> Any:
         result = plain(self, *others)
         if result is NotImplemented and type(others[0]) is float:  # which would take the bare value of a whole number
             result = getattr(float, name)(float(bare(self)), *others)
@@ -63,7 +64,7 @@ def _ends_mark(base: Any, name: str) -> Callable[..., Any]:
     """A method that Python calls for a bare number."""
     plain, entry = getattr(base, name), name.strip("_")
 
-    def method(self: Any, *others: Any) -> Any:
+    def method(self: Any, *others: object) -> Any:
         frame = sys._getframe(1)
         if not is_own(frame.f_code.co_filename):
             note(LOST, entry, frame)
@@ -86,7 +87,7 @@ _SIGNS = {
 def _steers(base: Any, name: str) -> Callable[..., Any]:
     plain, sign = getattr(base, name), _SIGNS[name]
 
-    def method(self: Any, *others: Any) -> Any:
+    def method(self: Any, *others: object) -> Any:
         answer, frame = plain(self, *others), sys._getframe(1)
         filename = frame.f_code.co_filename
         if answer is not NotImplemented and not is_own(filename) and not is_pythons(filename):
@@ -96,7 +97,7 @@ def _steers(base: Any, name: str) -> Callable[..., Any]:
     return method
 
 
-def _given_back(cls: type, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+def _given_back(cls: type, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
     """An operation of torch takes the number: what it gives is assumed too."""
     return numbers_in_tensors.operate(func, bare(args), bare(kwargs or {}))
 
@@ -128,7 +129,7 @@ def _methods(base: Any, *ending: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-_DISPATCHED: dict[str, Any] = {"__torch_function__": classmethod(_given_back)}
+_DISPATCHED: dict[str, object] = {"__torch_function__": classmethod(_given_back)}
 
 AssumedFloat: Any = type(
     "AssumedFloat", (float,), {**_methods(float, "__float__", "__int__", "hex", "as_integer_ratio"), **_DISPATCHED}
@@ -158,7 +159,7 @@ def as_plain_numbers() -> Iterator[None]:
 
 torch.serialization.add_safe_globals([AssumedFloat, AssumedInt])  # a program loads the losses that it has saved
 
-_KINDS: dict[type, Callable[[Any], Any]] = {
+_KINDS: dict[type, Callable[[Any], object]] = {
     AssumedFloat: float.__pos__, AssumedInt: int.__pos__, _WrittenInt: int.__pos__,
 }  # fmt: skip
 _MARKED = {float: AssumedFloat, int: AssumedInt}
@@ -224,7 +225,7 @@ def _of_one_element(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.numel() == 1
 
 
-def formatted(template: Any, values: Any) -> Any:
+def formatted(template: object, values: Any) -> Any:
     """``template % values``: numbers that are assumed have their marks."""
     given = values if type(values) is tuple else values.values() if isinstance(values, Mapping) else (values,)
     if type(template) is not str or not any(is_marked(each) or _of_one_element(each) for each in given):
@@ -263,7 +264,7 @@ def written(target: Any, value: Any) -> Any:
     return _WrittenInt(value) if type(value) is AssumedInt and isinstance(target, torch.Tensor) else value
 
 
-def as_float(*args: Any) -> Any:
+def as_float(*args: object) -> Any:
     """``float(...)``: of what is assumed, it is too."""
     return _as_number(float, AssumedFloat, args)
 

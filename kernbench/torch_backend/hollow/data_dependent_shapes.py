@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from kernbench.torch_backend.hollow.shapes import Described, described
 from kernbench.torch_backend.hollow.stand_ins import counted, element_of
@@ -27,7 +28,7 @@ def _chosen(mask: torch.Tensor) -> int:
     return counted(element_of(mask), mask.numel())
 
 
-def selected(name: str, func: Any, args: Any, kwargs: Any) -> Any:
+def selected(name: str, func: OpOverload, args: Any, kwargs: Any) -> Any:
     """What such an operation gives; None if ``name`` is another one."""
     if name == "nonzero":
         return _packed((_chosen(args[0]), args[0].dim()), torch.int64)
@@ -51,7 +52,7 @@ def selected(name: str, func: Any, args: Any, kwargs: Any) -> Any:
     return None
 
 
-def _indexed(func: Any, args: Any) -> Any:
+def _indexed(func: OpOverload, args: Any) -> Any:
     """``tensor[mask, ...]``."""
     if not any(index is not None and index.dtype in _MASKS for index in args[1]):
         return None

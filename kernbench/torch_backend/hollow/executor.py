@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from kernbench.errors import KernbenchError
 from kernbench.simulation.memory.storages import NOTE, SMALL_BYTES, Block
@@ -116,7 +117,7 @@ class Survey:
                     self.on_gpu = True
 
 
-def survey(func: Any, args: Any, kwargs: Any) -> Survey:
+def survey(func: OpOverload, args: Any, kwargs: Any) -> Survey:
     """What matters of the arguments of ``func(*args, **kwargs)``."""
     found, parts = Survey(), [func, torch.get_default_dtype()]
     found.look_at(args, parts)
@@ -292,7 +293,7 @@ class HollowValues:
             return 1 << 30
         return SMALL_ON_HOST
 
-    def _described(self, operator: TorchOperator, func: Any, args: Any, kwargs: Any, key: Any) -> Any:
+    def _described(self, operator: TorchOperator, func: OpOverload, args: Any, kwargs: Any, key: Any) -> Any:
         """What it would give; None if not known, so that it must be computed."""
         chosen = selected(operator.name, func, args, kwargs or {})
         if chosen is not None:
@@ -346,7 +347,9 @@ class HollowValues:
 
     # -- what is made and written ----------------------------------------------------------------------------------------
 
-    def _made(self, what: Any, func: Any, operator: TorchOperator, args: Any, kwargs: Any, *, on_gpu: bool) -> Any:
+    def _made(
+        self, what: Any, func: OpOverload, operator: TorchOperator, args: Any, kwargs: Any, *, on_gpu: bool
+    ) -> Any:
         if type(what) is Described:
             return self._fresh(what, func, operator, args, kwargs, on_gpu)
         if type(what) in (list, tuple):
@@ -354,7 +357,7 @@ class HollowValues:
         return what
 
     def _fresh(
-        self, what: Described, func: Any, operator: TorchOperator, args: Any, kwargs: Any, on_gpu: bool
+        self, what: Described, func: OpOverload, operator: TorchOperator, args: Any, kwargs: Any, on_gpu: bool
     ) -> torch.Tensor:
         tensor = allocate(what)
         small = tensor.nbytes <= self._storages.most_bytes
@@ -371,14 +374,14 @@ class HollowValues:
         note.stand_in = (0.0 if value is None else value) if small else value
         return tensor
 
-    def _fit(self, operator: TorchOperator, func: Any, args: Any, kwargs: Any, key: Any) -> None:
+    def _fit(self, operator: TorchOperator, func: OpOverload, args: Any, kwargs: Any, key: Any) -> None:
         """Give the tensors that a call writes by ``out=`` the shapes that torch would give them."""
         made = _tensors_of(self._described(operator, func, args, kwargs, key))
         for target, what in zip(operator.written(args, kwargs), made, strict=False):
             if target.shape != what.size:
                 target.resize_(what.size)
 
-    def _written(self, operator: TorchOperator, func: Any, args: Any, kwargs: Any) -> Any:
+    def _written(self, operator: TorchOperator, func: OpOverload, args: Any, kwargs: Any) -> Any:
         given = [each.of(args, kwargs) for each in operator.writes]
         for target in listed_tensors(given):
             value = None
@@ -481,7 +484,7 @@ def _is_hollow(tensor: torch.Tensor) -> bool:
     return type(stored) is Block and stored.hollow
 
 
-def scalar(dtype: torch.dtype, value: float) -> Any:
+def scalar(dtype: torch.dtype, value: float) -> object:
     """``value`` as Python has numbers of ``dtype``."""
     if dtype == torch.bool:
         return value >= 0.5

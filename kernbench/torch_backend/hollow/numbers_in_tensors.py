@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from kernbench.simulation.active_simulation import current_simulation
 from kernbench.simulation.memory.tensor_queries import listed_tensors
@@ -22,7 +23,7 @@ _TAKE_SIZES = frozenset({
 """Functions whose numbers say how large their results are, or where they begin, not what is in them."""
 
 
-def operate(func: Any, args: Any, kwargs: Any) -> Any:
+def operate(func: OpOverload, args: Any, kwargs: Any) -> Any:
     """``func(*args, **kwargs)``, one of whose arguments was assumed, and is bare now."""
     result = func(*args, **kwargs)
     name = getattr(func, "__name__", "")

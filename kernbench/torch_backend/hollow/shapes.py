@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
+from torch._ops import OpOverload
 
 from kernbench.errors import KernbenchError
 from kernbench.simulation.memory.storages import SMALL_BYTES
@@ -55,10 +56,10 @@ class UnknownShapeError(Exception):
 MOST_KNOWN = 200_000
 """Calls whose results are remembered."""
 
-_known: dict[Any, Any] = {}
+_known: dict[object, Any] = {}
 
 
-def described(func: Any, args: Any, kwargs: Any, key: Any = None) -> Any:
+def described(func: OpOverload, args: Any, kwargs: Any, key: Any = None) -> Any:
     """What ``func(*args, **kwargs)`` gives, with a :class:`Described` in the place of each tensor.
 
     Args:
@@ -76,7 +77,7 @@ def described(func: Any, args: Any, kwargs: Any, key: Any = None) -> Any:
     return found
 
 
-def _find(func: Any, args: Any, kwargs: Any) -> Any:
+def _find(func: OpOverload, args: Any, kwargs: Any) -> Any:
     options = {name: _described_to_meta(value) for name, value in kwargs.items() if name != "generator"}
     try:
         result = func(*_described_to_meta(args), **options)
@@ -92,7 +93,7 @@ def described_results(result: Any) -> Any:
     return mapped(result, _describe)
 
 
-def _as_on_host(func: Any, args: Any, found: Any) -> Any:
+def _as_on_host(func: OpOverload, args: Any, found: Any) -> Any:
     """Results as the CPU's kernels give them, so that a program takes the same bytes with data and without: statistics of
     a norm, and channels that come last.
 
@@ -127,7 +128,7 @@ def _laid_out(what: Described, layout: torch.memory_format) -> Described:
     return what._replace(stride=torch.empty(what.size, device="meta", memory_format=layout).stride())
 
 
-def _fake(func: Any, args: Any, kwargs: Any) -> Any:
+def _fake(func: OpOverload, args: Any, kwargs: Any) -> Any:
     """The result according to torch's fake tensors."""
     from torch._subclasses import fake_tensor
     from torch._subclasses.fake_tensor import FakeTensorMode
@@ -184,7 +185,7 @@ def allocate(what: Described) -> torch.Tensor:
         return _beyond_memory(what)
 
 
-def made_on_host(call: Callable[..., Any], func: Any, args: Any, kwargs: Any, key: Any = None) -> Any:
+def made_on_host(call: Callable[..., Any], func: OpOverload, args: Any, kwargs: Any, key: Any = None) -> Any:
     """What ``call``, which is ``func``, allocates on the host: address space alone, where that has no more to give."""
     try:
         return call(*args, **kwargs)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from kernbench.simulation.memory.storages import NOTE, StorageTable, Stored
 from kernbench.simulation.memory.tensor_queries import plain, storage_of
@@ -84,7 +85,7 @@ class HollowCall:
         numel: elements of its result.
     """
 
-    def __init__(self, func: Any, args: Any, kwargs: Any, numel: int) -> None:
+    def __init__(self, func: OpOverload, args: Any, kwargs: Any, numel: int) -> None:
         self.func = func
         self.args = args
         self.kwargs = kwargs
@@ -328,7 +329,7 @@ def keeps_to_stand_ins(name: str) -> bool:
     return _RULES.get(name.strip("_")) in (_keeps, _sums, _counts, _zero, _one) and name not in PLACES
 
 
-def assume(func: Any, name: str, args: Any, kwargs: Any, dtype: torch.dtype, numel: int) -> float | None:
+def assume(func: OpOverload, name: str, args: Any, kwargs: Any, dtype: torch.dtype, numel: int) -> float | None:
     """What is assumed of a result of ``dtype`` and ``numel`` elements; None: nothing but the default of its dtype.
 
     Args:

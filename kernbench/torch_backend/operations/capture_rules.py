@@ -94,6 +94,11 @@ def _put(args: Any, kwargs: Any, is_helper: Helper) -> str:
     return COPIES if _on_host(value, is_helper) else _indexed(args, kwargs, is_helper)
 
 
+def _filled(at: int) -> Callable[[Any, Any, Helper], str]:
+    """An index of the host, among the arguments, is that of ``x[index] = 1.0``, which copies it. By name it is refused."""
+    return lambda args, kwargs, is_helper: COPIES if len(args) > at and _on_host(args[at], is_helper) else ""
+
+
 def _chosen(args: Any, kwargs: Any, is_helper: Helper) -> str:
     return COPIES if any(_on_host(each, is_helper) for each in args) else ""
 
@@ -127,6 +132,8 @@ _RULES: dict[str, Callable[[Any, Any, Helper], str]] = {
     "index_put": _put,
     "index_put_": _put,
     "_index_put_impl_": _put,
+    "index_fill_": _filled(2),
+    "masked_fill_": _filled(1),
     "copy_": _copied,
     "where": _chosen,
     "histc": _histogram,

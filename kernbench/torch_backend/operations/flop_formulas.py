@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch.utils.flop_counter import flop_registry
 
 from kernbench.torch_backend.relies_on import Reliance
@@ -33,7 +34,7 @@ _LIKE = {
 same: query, key, value, for the gradient after that of the result."""
 
 
-def formula_of(func: Any) -> Any:
+def formula_of(func: OpOverload) -> Any:
     """torch's formula for an ``OpOverload``, None if it has none."""
     packet = getattr(func, "overloadpacket", None)
     found = flop_registry.get(packet)

@@ -8,6 +8,7 @@ instruction of the same frames in which it is used cannot have been in the progr
 
 from __future__ import annotations
 
+import dis
 import sys
 from typing import Any
 
@@ -27,6 +28,8 @@ RELIES_ON = (
     Reliance("torch._C.TensorBase.untyped_storage", "its Python object, with attributes, lives as long as the storage"),
 )  # fmt: skip
 
+_STORE_SUBSCR = dis.opmap["STORE_SUBSCR"]
+
 
 def position(seen_by: Any) -> int:
     """Where the program is: its frames, from the one that calls the innermost function with the code ``seen_by`` on."""
@@ -39,6 +42,19 @@ def position(seen_by: Any) -> int:
         if frame is not None:
             parts += (id(frame), frame.f_lasti)
     return hash(tuple(parts))
+
+
+def is_by_indexing(seen_by: Any, name: str) -> bool:
+    """Whether the program, which calls the innermost function with the code ``seen_by``, assigns to an index.
+
+    It does so in this instruction, or it does not have the name of the function that is called.
+    """
+    frame = sys._getframe(1)
+    while frame is not None and frame.f_code is not seen_by:
+        frame = frame.f_back  # type: ignore[assignment]
+    frame = frame.f_back  # type: ignore[assignment]
+    code = frame.f_code
+    return code.co_code[frame.f_lasti] == _STORE_SUBSCR or name not in code.co_names
 
 
 def made_on_host(call: OperatorCall) -> list[torch.Tensor]:

@@ -63,7 +63,7 @@ class LibraryOperator:
                     f"{schema}: the stand-in is for another release"
                 )
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Compute it; of tensors without values: give the shapes."""
         given = {
             name: args[at] if at < len(args) else kwargs.get(name, default)

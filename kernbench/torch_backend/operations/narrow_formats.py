@@ -49,7 +49,7 @@ _NO_KERNEL = re.compile(
     r"not implemented for|Unsupported dtype|doesn't support tensors of type|does not support complex"
 )
 
-NOTHING: Any = object()
+NOTHING: object = object()
 """There is no wider format to compute it in."""
 
 
@@ -101,7 +101,7 @@ def _narrowed(result: Any, narrow: torch.dtype, wanted: torch.dtype | None) -> A
     return result
 
 
-def _sum_of_numbers(values: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+def _sum_of_numbers(values: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
     """``nansum`` of complex numbers, of which a CPU has none."""
     wide = values.to(_WIDE.get(values.dtype, values.dtype))
     wanted = kwargs.pop("dtype", None) or values.dtype

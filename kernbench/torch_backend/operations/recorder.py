@@ -43,7 +43,7 @@ from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.operations.capturing import capture
 from kernbench.torch_backend.operations.computing import Executor
 from kernbench.torch_backend.operations.flop_counts import FlopCounts
-from kernbench.torch_backend.operations.helper_tensors import made_on_host, mark, position, was_made_at
+from kernbench.torch_backend.operations.helper_tensors import is_by_indexing, made_on_host, mark, position, was_made_at
 from kernbench.torch_backend.operations.host_costs import HostCosts
 from kernbench.torch_backend.operations.needs import need, needs_of
 from kernbench.torch_backend.operations.operators import (
@@ -302,7 +302,7 @@ class Recorder(TorchDispatchMode):
         device = call.device
         if device.inside_operation or device.compiling or torch._C._current_graph_task_id() >= 0:
             return False
-        return not check(call, functools.partial(_is_helper, device))
+        return not check(call, functools.partial(_is_helper, device), functools.partial(is_by_indexing, _DISPATCH))
 
     def _note_helpers(self, call: OperatorCall) -> None:
         """Remember what was made of nothing on the host until the program goes on to its next instruction."""

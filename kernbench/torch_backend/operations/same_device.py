@@ -198,16 +198,22 @@ def is_mixed(args: Any, kwargs: Any) -> bool:
     return len(homes) > 1
 
 
-def check(call: OperatorCall, is_helper: Callable[[torch.Tensor], bool]) -> bool:
+FILLS = frozenset(("index_fill_", "masked_fill_"))
+"""What ``x[index] = 1.0`` calls since torch 2.15. Indexing moves an index of the host to the GPU; by name they refuse it."""
+
+
+def check(call: OperatorCall, is_helper: Callable[[torch.Tensor], bool], by_indexing: Callable[[str], bool]) -> bool:
     """Raise RuntimeError, in torch's words, if CUDA refuses a call whose tensors are on several devices.
 
     Args:
         call: of an operator of ATen.
         is_helper: whether a tensor of the host is one that C++ has made within the call of the program that this one is a part
             of. On hardware it is on the GPU.
+        by_indexing: whether the program has called a function of this name by indexing.
 
     Returns:
-        Whether it is allowed for such helpers only, or because a graph that one rank has traced names that rank's GPU.
+        Whether it is allowed for such helpers, or indices, only, or because a graph that one rank has traced names that rank's
+        GPU.
     """
     operator, args = call.operator, call.args
     name = operator.func.name().removeprefix("aten::")
@@ -217,6 +223,8 @@ def check(call: OperatorCall, is_helper: Callable[[torch.Tensor], bool]) -> bool
     given = listed_tensors((*args, *(call.kwargs or {}).values()))
     on_host = [each for each in given if block_of(each) is None]
     if any(map(is_helper, on_host)) or (not on_host and _in_a_graph()):
+        return True
+    if operator.name in FILLS and block_of(args[0]) is not None and by_indexing(operator.name):
         return True
     raise RuntimeError(text)
 

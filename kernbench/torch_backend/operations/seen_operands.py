@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from kernbench.cost.by_values import CallOperands, SeenOperand
 from kernbench.cost.operands import Operand
@@ -32,7 +33,7 @@ def operands_of(call: OperatorCall) -> CallOperands:
     )
 
 
-def arguments_by_name(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+def arguments_by_name(func: OpOverload, args: Any, kwargs: Any) -> dict[str, Any]:
     """What an operator is given, defaults included, by the names in its schema."""
     given = dict(kwargs or {})
     return {

@@ -40,11 +40,11 @@ class _Gloo(BackendStandIn):
         """A network interface: simulated links need none."""
 
     @classmethod
-    def create_device(cls, hostname: str = "", interface: str = "", lazy_init: bool | None = None) -> Any:
+    def create_device(cls, hostname: str = "", interface: str = "", lazy_init: bool | None = None) -> object:
         return cls.Device()
 
     @classmethod
-    def create_default_device(cls, lazy_init: bool | None = None) -> Any:
+    def create_default_device(cls, lazy_init: bool | None = None) -> object:
         return cls.Device()
 
 
@@ -62,7 +62,7 @@ class _BackendKind(type):
     backend: str
     make: Make
 
-    def __call__(cls, store: Any, rank: int, size: int, *args: Any, **options: Any) -> Any:
+    def __call__(cls, store: Any, rank: int, size: int, *args: object, **options: object) -> Any:
         given = [*args, *options.values()]
         timeout = next((value for value in given if isinstance(value, timedelta)), None)
         for value in given:
@@ -91,7 +91,7 @@ def backend_of(group: Any, backend: str) -> BackendStandIn:
     return cls.of(group) if isinstance(cls, _BackendKind) else BackendStandIn(group, backend)
 
 
-def _only_in_ranks(backend: str, *args: Any) -> Any:
+def _only_in_ranks(backend: str, *args: object) -> Any:
     raise KernbenchError(f"a {backend} process group can be made inside simulated ranks only")
 
 

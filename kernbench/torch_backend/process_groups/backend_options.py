@@ -72,7 +72,7 @@ class BackendStandIn:
     mem_allocator = None
     """The allocator of a pool whose memory is registered with NCCL: any."""
 
-    def register_mem_pool(self, pool: Any, symm: bool = False) -> None:
+    def register_mem_pool(self, pool: object, symm: bool = False) -> None:
         """Memory that is registered is reached as any other; what it would save is not modelled."""
 
     deregister_mem_pool = register_mem_pool
@@ -86,7 +86,7 @@ class BackendStandIn:
 class BackendOptions:
     """The options of a backend: a timeout and what torch's code notes in them."""
 
-    def __init__(self, backend: str = "nccl", timeout: timedelta = timedelta(minutes=10), **kwargs: Any) -> None:
+    def __init__(self, backend: str = "nccl", timeout: timedelta = timedelta(minutes=10), **kwargs: object) -> None:
         self.backend = backend
         self._timeout = timeout
         self.global_ranks_in_group: list[int] = []

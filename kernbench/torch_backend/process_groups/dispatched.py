@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+from torch._ops import OpOverload
 from torch.utils import _python_dispatch as python_dispatch
 
 from kernbench.torch_backend.gpu.device.devices import current_device
@@ -38,7 +39,7 @@ def dispatched(operator: str, arguments: Arguments) -> Callable[[_Method], _Meth
 
     def decorate(method: _Method) -> _Method:
         @functools.wraps(method)
-        def call(group: Any, *args: Any, **kwargs: Any) -> Any:
+        def call(group: Any, *args: object, **kwargs: object) -> Any:
             if torch._C._len_torch_dispatch_stack() < 2 or not _is_watched():
                 return method(group, *args, **kwargs)
             overload = getattr(torch.ops.c10d, operator).default
@@ -64,14 +65,14 @@ def _is_watched() -> bool:
     )
 
 
-def _through(overload: Any, args: tuple[Any, ...], body: Callable[[], Any]) -> Any:
+def _through(overload: OpOverload, args: tuple[Any, ...], body: Callable[[], Any]) -> Any:
     """Call an operator that is ``body`` for this rank; what the body gives, or a mode in its stead."""
     device = current_device()
     assert device is not None
     gives_work_alone = len(overload._schema.returns) == 1
     works: list[Any] = []
 
-    def carry_out() -> Any:
+    def carry_out() -> object:
         works.append(body())
         boxed = works[-1].boxed()
         return boxed if gives_work_alone else (args[0], boxed)
@@ -89,7 +90,7 @@ def _through(overload: Any, args: tuple[Any, ...], body: Callable[[], Any]) -> A
 # -- arguments ---------------------------------------------------------------------------------------------------------
 
 
-def any_reduction() -> Any:
+def any_reduction() -> object:
     """Some reduction as an operator takes it."""
     return torch.classes.c10d.ReduceOp()
 

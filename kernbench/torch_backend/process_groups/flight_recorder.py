@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
-from typing import Any
 
 from kernbench.collective_kinds import KINDS
 from kernbench.output_files import make_folder, write_file
@@ -51,7 +50,7 @@ def write_flight_record(simulation: Simulation, directory: str | Path, prefix: s
     return written
 
 
-def _entry(call: Call, group_name: str) -> dict[str, Any]:
+def _entry(call: Call, group_name: str) -> dict[str, object]:
     signature, group = call.signature, call.group
     name = _NAMES.get(signature.op, signature.op)
     if call.sequence < 0:

@@ -144,7 +144,7 @@ class Futures:
         for name, function in (("wait", wait), ("value", value), ("done", done)):
             patches.set(_Future, name, function)
 
-        def delayed(reducer: Any) -> None:
+        def delayed(reducer: object) -> None:
             """As torch's: the all-reduces of all gradients, which it waits for."""
             rank = self._simulation.hosts.current_rank()
             self._awaiting.add(rank)

@@ -63,7 +63,7 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
         )  # fmt: skip
 
     @dispatched("allreduce_coalesced_", lambda group, given, *_: (as_tensors(given), group, any_reduction()))
-    def allreduce_coalesced(self, tensors: Tensors, opts: Any = None) -> Work:
+    def allreduce_coalesced(self, tensors: Tensors, opts: object = None) -> Work:
         """All tensors in one collective."""
         if any(tensor.is_sparse for tensor in tensors):
             return self._joined([self.allreduce([tensor], opts) for tensor in tensors])
@@ -73,7 +73,7 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
             dtype=tensors[0].dtype, reduction=reduction_of(opts),
         )  # fmt: skip
 
-    def _sparse_all_reduce(self, tensor: torch.Tensor, opts: Any) -> Work:
+    def _sparse_all_reduce(self, tensor: torch.Tensor, opts: object) -> Work:
         """Every member gets the coalesced sum: gather the entries, add them up in rank order."""
         if self._library_for((tensor,)) in ("nccl", "rccl"):
             raise RuntimeError(nccl_rules.SPARSE)
@@ -116,7 +116,7 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
         return work
 
     @dispatched("allgather_", lambda group, got, given, *_: (as_lists(got), as_tensors(given), group))
-    def allgather(self, output_tensors: Any, input_tensors: Any, opts: Any = None) -> Work:
+    def allgather(self, output_tensors: object, input_tensors: Any, opts: Any = None) -> Work:
         outputs, tensor = tensor_list(output_tensors), one_tensor(input_tensors)
         shape, splits = self._cells("all_gather", "gives", tensor, "output", outputs)
         flat = self._flat("all_gather", tensor, outputs)
@@ -128,7 +128,7 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
         return work
 
     @dispatched("_allgather_base_", lambda group, got, given, *_: (got, given, group))
-    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
+    def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: object = None) -> Work:
         output, input = plain(output), plain(input)
         words = nccl_rules.all_gather(output, input) if self._is_nccls(output) else ""
         if output.numel() != input.numel() * self.size():
@@ -161,7 +161,7 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
     @dispatched(
         "allgather_into_tensor_coalesced_", lambda group, got, given, *_: (as_tensors(got), as_tensors(given), group)
     )
-    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+    def all_gather_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: object = None) -> Work:
         pairs = zip(outputs, inputs, strict=True)
         return self._joined([self.all_gather_single(output, tensor, opts) for output, tensor in pairs])
 
@@ -170,7 +170,7 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
     @dispatched(
         "gather_", lambda group, got, given, opts=None, *_: (as_lists(got), as_tensors(given), group, root_of(opts))
     )
-    def gather(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
+    def gather(self, output_tensors: object, input_tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
         tensor = one_tensor(input_tensors, "gather", self.backend_name)
         root = self._root("gather", opts, tensor)
         outputs = tensor_list(output_tensors) if root == self._rank else []
@@ -183,7 +183,7 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
     @dispatched(
         "scatter_", lambda group, got, given, opts=None, *_: (as_tensors(got), as_lists(given), group, root_of(opts))
     )
-    def scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
+    def scatter(self, output_tensors: object, input_tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
         tensor = one_tensor(output_tensors, "scatter", self.backend_name)
         root = self._root("scatter", opts, tensor)
         inputs = tensor_list(input_tensors) if root == self._rank else []
@@ -196,7 +196,7 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
     @dispatched(
         "reduce_scatter_", lambda group, got, given, *_: (as_tensors(got), as_lists(given), group, any_reduction())
     )
-    def reduce_scatter(self, output_tensors: Any, input_tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
+    def reduce_scatter(self, output_tensors: object, input_tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
         tensor = one_tensor(output_tensors, "reduce_scatter", self.backend_name)
         inputs = tensor_list(input_tensors)
         shape, splits = self._cells("reduce_scatter", "wants", tensor, "input", inputs)
@@ -212,7 +212,7 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
         return work
 
     @dispatched("_reduce_scatter_base_", lambda group, got, given, *_: (got, given, group, any_reduction()))
-    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
+    def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: object = None) -> Work:
         output, input = plain(output), plain(input)
         words = nccl_rules.reduce_scatter(output, input) if self._is_nccls(output) else ""
         if input.numel() != output.numel() * self.size():
@@ -232,14 +232,14 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
         "reduce_scatter_tensor_coalesced_",
         lambda group, got, given, *_: (as_tensors(got), as_tensors(given), group, any_reduction()),
     )
-    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: Any = None) -> Work:
+    def reduce_scatter_single_coalesced(self, outputs: Tensors, inputs: Tensors, opts: object = None) -> Work:
         pairs = zip(outputs, inputs, strict=True)
         return self._joined([self.reduce_scatter_single(output, tensor, opts) for output, tensor in pairs])
 
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
 
     @dispatched("alltoall_", lambda group, got, given, *_: (as_tensors(got), as_tensors(given), group))
-    def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: Any = None) -> Work:
+    def alltoall(self, output_tensors: Tensors, input_tensors: Tensors, opts: object = None) -> Work:
         outputs, inputs = tensor_list(output_tensors), tensor_list(input_tensors)
         self._check_count("all_to_all", "output", outputs)
         self._check_count("all_to_all", "input", inputs)
@@ -255,7 +255,7 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
         input: torch.Tensor,
         output_split_sizes: Sequence[int] | None = None,
         input_split_sizes: Sequence[int] | None = None,
-        opts: Any = None,
+        opts: object = None,
     ) -> Work:
         """Rows ``input_split_sizes[j]`` of ``input`` go to rank j; without sizes, dimension 0 is cut evenly."""
         for sizes in (output_split_sizes, input_split_sizes):
@@ -294,7 +294,7 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
         return tensor.split(sizes)
 
     @dispatched("barrier", lambda group, *_: (torch.empty(0), group, []))
-    def barrier(self, opts: Any = None, timeout: Any = None) -> Work:
+    def barrier(self, opts: object = None, timeout: Any = None) -> Work:
         for each in getattr(opts, "device_ids", None) or ():
             if self.backend_name == "nccl":
                 self._device.number(int(each))

@@ -17,7 +17,7 @@ from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
 STOCK: Any = dist.ProcessGroup  # its stub has overloads that name C++ options; ours take what torch passes
-_OWNERS: tuple[Any, ...] = (dist, dist.distributed_c10d, torch._C._distributed_c10d)
+_OWNERS: tuple[object, ...] = (dist, dist.distributed_c10d, torch._C._distributed_c10d)
 
 RELIES_ON = (
     Reliance("torch.distributed.ProcessGroup", "its class is one of Python, from which ours derives",
@@ -30,7 +30,7 @@ RELIES_ON = (
 class GroupClass(type(STOCK)):  # type: ignore[misc]
     """The class of the class that takes the name."""
 
-    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: Any) -> Any:
+    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: object) -> Any:
         """A class that a program derives is derived from torch's own."""
         if any(isinstance(base, GroupClass) for base in bases):
             own = tuple(STOCK if isinstance(base, GroupClass) else base for base in bases)
@@ -39,11 +39,11 @@ class GroupClass(type(STOCK)):  # type: ignore[misc]
         made.__name__, made.__qualname__, made.__module__ = STOCK.__name__, STOCK.__qualname__, STOCK.__module__
         return made
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls, *args: object, **kwargs: object) -> Any:
         """A group that a program makes, of a store, is torch's own."""
         return STOCK(*args, **kwargs)
 
-    def made(cls, *args: Any) -> Any:
+    def made(cls, *args: object) -> Any:
         """A group of simulated ranks."""
         return super().__call__(*args)
 

@@ -9,7 +9,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
@@ -50,7 +50,7 @@ def install(
     join: Join,
     named: Callable[[], tuple[int, int] | None],
     gpus: NodeGpus,
-    properties: Mapping[str, Any] | None = None,
+    properties: Mapping[str, object] | None = None,
     cuda: str | None = None,
 ) -> None:
     """Have ``join(rank, world_size)`` called once it is known who the process is.
@@ -83,7 +83,9 @@ def tell(patches: Patches, gpus: NodeGpus, properties: Mapping[str, Any], cuda: 
         patches.set(owner, name, value)
 
 
-def _told(waiting: _Waiting, properties: Mapping[str, Any] | None, cuda: str | None) -> Iterator[tuple[Any, str, Any]]:
+def _told(
+    waiting: _Waiting, properties: Mapping[str, object] | None, cuda: str | None
+) -> Iterator[tuple[Any, str, Any]]:
     """What has another value in a process that is no rank yet: owner, name and value."""
     if properties:
         for name, value in _told_of(waiting, SimpleNamespace(**properties)).items():
@@ -106,12 +108,12 @@ def _told(waiting: _Waiting, properties: Mapping[str, Any] | None, cuda: str | N
         yield torch.accelerator, name, waiting.set_device
 
 
-def _asks_for_torch(frame: Any) -> bool:
+def _asks_for_torch(frame: FrameType) -> bool:
     """Whether a module of torch's asks, which is about to import what only builds for CUDA have."""
     return str(frame.f_globals.get("__name__")).partition(".")[0] == "torch"
 
 
-def _told_of(waiting: _Waiting, gpu: SimpleNamespace) -> dict[str, Any]:
+def _told_of(waiting: _Waiting, gpu: SimpleNamespace) -> dict[str, object]:
     """What ``torch.cuda`` says of a GPU before the first use of one: launchers ask, and packages when they are imported."""
 
     def properties(device: Any = None) -> SimpleNamespace:
@@ -181,7 +183,7 @@ class _Waiting:
         """``init_process_group``, before which the process learns that it is a rank."""
 
         @functools.wraps(stock)
-        def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        def init_process_group(*args: object, **kwargs: object) -> Any:
             who = _who(stock, args, kwargs)
             if self._join is not None and who is not None:
                 self._become(*who)

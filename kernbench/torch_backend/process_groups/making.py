@@ -166,7 +166,7 @@ def make_helper(current: Callable[[], GroupMaker], stock: Callable[..., Any]) ->
         pg_tag: str | None = None,
         device_id: Any = None,
         group_desc: str | None = None,
-        **later: Any,
+        **later: object,
     ) -> tuple[Any, Any]:
         if not _is_modelled(str(backend)):
             return stock(

@@ -190,7 +190,7 @@ class PostingGroup(STOCK):
         """Those of a backend, for programs that take this for one."""
         return BackendStandIn(self, self.name()).options
 
-    def get_group_store(self) -> Any:
+    def get_group_store(self) -> object:
         return self._store
 
     def set_timeout(self, timeout: timedelta) -> None:
@@ -258,7 +258,7 @@ class PostingGroup(STOCK):
         op: str,
         inputs: Tensors,
         outputs: Tensors,
-        opts: Any,
+        opts: object,
         *,
         shape: tuple[int, ...] | None,
         dtype: torch.dtype | None,
@@ -392,7 +392,7 @@ class PostingGroup(STOCK):
             self._connected = True
             block.owner.connect()
 
-    def _look_at_device(self, op: str, opts: Any, tensors: Tensors, block: Block | None) -> None:
+    def _look_at_device(self, op: str, opts: object, tensors: Tensors, block: Block | None) -> None:
         """What NCCL would say of where the first collective's tensors are.
 
         Raises :class:`KernbenchError` if another member uses the same GPU.

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernbench.torch_backend.gpu.device.devices import current_device
@@ -46,7 +47,7 @@ class _OnGpu(TorchDispatchMode):
         self._device = device
         self._types = types
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         on_host = torch.device(kwargs.get("device") or "cpu").type == "cpu"
         if func is _EMPTY and on_host and kwargs.get("dtype") in self._types:
@@ -58,10 +59,10 @@ class _OnGpu(TorchDispatchMode):
 
 def install(patches: Patches) -> None:
     """Put the buckets of reducers where their parameters are."""
-    made_on: weakref.WeakKeyDictionary[Any, _OnGpu] = weakref.WeakKeyDictionary()
+    made_on: weakref.WeakKeyDictionary[object, _OnGpu] = weakref.WeakKeyDictionary()
 
     @functools.wraps(_stock_init)
-    def init(reducer: Any, params: Sequence[torch.Tensor], *args: Any, **kwargs: Any) -> None:
+    def init(reducer: object, params: Sequence[torch.Tensor], *args: object, **kwargs: object) -> None:
         if not params or current_device() is None or block_of(params[0]) is None:
             _stock_init(reducer, params, *args, **kwargs)
             return
@@ -71,7 +72,7 @@ def install(patches: Patches) -> None:
         made_on[reducer] = on_gpu
 
     @functools.wraps(_stock_rebuild)
-    def rebuild(reducer: Any) -> bool:
+    def rebuild(reducer: object) -> bool:
         with made_on.get(reducer) or nullcontext():
             return bool(_stock_rebuild(reducer))
 

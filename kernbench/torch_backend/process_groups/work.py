@@ -35,7 +35,7 @@ class Work(dist.Work):
 
     flat: FlatList | None = None
     stashed: FlatList | None = None
-    _future: Any = None
+    _future: object = None
     _awaited = False
     future_waits = False
     """Whether :meth:`get_future` waits: C++ code would look at the future before this rank can complete it."""

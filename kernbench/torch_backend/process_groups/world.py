@@ -22,7 +22,7 @@ class _Known:
     """What one rank knows, as attributes of ``distributed_c10d._World``."""
 
     def __init__(self) -> None:
-        self.default_pg: Any = None
+        self.default_pg: object = None
         self.pg_map: dict[Any, Any] = {}
         self.pg_names: dict[Any, Any] = {}
         self.pg_group_ranks: dict[Any, dict[int, int]] = {}

@@ -67,7 +67,7 @@ def _document(
     notes: HostNotes,
     mine: RankDevice,
     metadata: Mapping[str, str],
-) -> dict[str, Any]:
+) -> dict[str, object]:
     topology = mine.simulation.topology
     spec = properties_of(topology)
     gpu = {
@@ -111,7 +111,7 @@ def _process(pid: int, name: str, label: str, place: int) -> Iterator[Event]:
     yield _meta("process_sort_index", pid, 0, sort_index=place)
 
 
-def _meta(kind: str, pid: int, tid: int, **args: Any) -> Event:
+def _meta(kind: str, pid: int, tid: int, **args: object) -> Event:
     return {"name": kind, "ph": "M", "ts": 0, "pid": pid, "tid": tid, "args": args}
 
 
@@ -176,7 +176,7 @@ def _gpu_events(pid: int, calls: Sequence[HostCall], ran: Sequence[DeviceEvent],
             yield from _arrow("ac2g", each.correlation, begin, (each.begin * 1e6, gpu, each.stream))
 
 
-def _of_collective(call: Call) -> dict[str, Any]:
+def _of_collective(call: Call) -> dict[str, object]:
     """What Kineto says of NCCL's kernels."""
     group, signature = call.group, call.signature
     elements = 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from torch._C import _profiler
 
@@ -115,7 +115,7 @@ class HostNotes:
             with _profiler._RecordFunctionFast(f"{_MEMORY}{len(self.memory)}"):
                 self.memory.append(MemoryNote(nbytes, in_all, reserved, sip, self._host.clock))
 
-    def beside(self) -> AbstractContextManager[Any]:
+    def beside(self) -> AbstractContextManager[object]:
         """See :class:`~kernbench.simulation.ranks.hosts.HostWatcher`."""
         return _profiler._RecordFunctionFast(BESIDE)
 
@@ -124,7 +124,7 @@ class HostNotes:
         with _profiler._RecordFunctionFast(PASSED_ON):
             pass
 
-    def within(self) -> AbstractContextManager[Any]:
+    def within(self) -> AbstractContextManager[object]:
         """See :class:`~kernbench.simulation.ranks.hosts.HostWatcher`."""
         return _profiler._RecordFunctionFast(WITHIN)
 

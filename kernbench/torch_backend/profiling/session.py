@@ -56,7 +56,7 @@ class profile(profiler_legacy.profile):  # torch's name
     def __init__(
         self, enabled: bool = True, *, use_cuda: bool = False, use_device: str | None = None, record_shapes: bool = False,
         with_flops: bool = False, profile_memory: bool = False, with_stack: bool = False, with_modules: bool = False,
-        use_cpu: bool = True, acc_events: bool = False, **others: Any,
+        use_cpu: bool = True, acc_events: bool = False, **others: object,
     ) -> None:  # fmt: skip
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -81,13 +81,13 @@ class profile(profiler_legacy.profile):  # torch's name
         finally:
             self.profile_memory = memory
 
-    def key_averages(self, *how: Any, **named: Any) -> Any:
+    def key_averages(self, *how: object, **named: object) -> Any:
         """Rows of what was recorded, by what torch's own list of events can group by."""
         self._check_finish()
         assert self.function_events is not None
         return self.function_events.key_averages(*how, **named)
 
-    def export_chrome_trace(self, path: str, metadata: dict[str, str] | None = None, **others: Any) -> None:
+    def export_chrome_trace(self, path: str, metadata: dict[str, str] | None = None, **others: object) -> None:
         """Write what was recorded last as torch's profiler does (:mod:`~kernbench.torch_backend.profiling.kineto`)."""
         self._check_finish()
         mine = _device()
@@ -116,7 +116,7 @@ class profile(profiler_legacy.profile):  # torch's name
         if host.rank is not None:
             simulation.matcher.history.told[host.rank] = self._notes.posted
 
-    def __exit__(self, *exc: Any) -> Any:
+    def __exit__(self, *exc: object) -> Any:
         notes = self._notes
         if not self.enabled or notes is None:
             return False
@@ -221,7 +221,7 @@ def _activities() -> set[ProfilerActivity]:
     return {ProfilerActivity.CPU, ProfilerActivity.CUDA} if torch.cuda.is_available() else {ProfilerActivity.CPU}
 
 
-def _ignore(*args: Any) -> None:
+def _ignore(*args: object) -> None:
     """Nothing."""
 
 

@@ -42,7 +42,7 @@ def install(patches: Patches, more: Callable[[Variables], Variables]) -> None:
 
     def telling(start: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(start)
-        def started(*args: Any, **kwargs: Any) -> Any:
+        def started(*args: object, **kwargs: object) -> Any:
             with _told({**os.environ, **more(dict(os.environ))}), on_all_cores():
                 return start(*args, **kwargs)
 

@@ -51,7 +51,7 @@ class DaemonProcesses:
                 self._of_rank.setdefault(rank, weakref.WeakSet()).add(process)
 
         @functools.wraps(_stock_init)
-        def init(loader: Any, *args: Any, **kwargs: Any) -> None:
+        def init(loader: Any, *args: object, **kwargs: object) -> None:
             if (rank := self._rank()) is not None:
                 self._loaders.setdefault(rank, weakref.WeakSet()).add(loader)
             _stock_init(loader, *args, **kwargs)

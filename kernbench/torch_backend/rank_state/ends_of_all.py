@@ -49,7 +49,7 @@ def install(patches: Patches, simulation: Simulation) -> Callable[[], None]:
 
     def telling(stock: Callable[..., Any], how: Callable[..., str | None]) -> Callable[..., Any]:
         @functools.wraps(stock)
-        def ends(*args: Any, **kwargs: Any) -> Any:
+        def ends(*args: object, **kwargs: object) -> Any:
             if (words := how(*args, **kwargs)) is not None:
                 tell(words)
             return stock(*args, **kwargs)
@@ -76,7 +76,7 @@ def install(patches: Patches, simulation: Simulation) -> Callable[[], None]:
     return _tell_crashes()
 
 
-def _becomes(path: Any, *_: Any, **__: Any) -> str | None:
+def _becomes(path: Any, *_: object, **__: object) -> str | None:
     """A search of the path tries one file after the other."""
     return f"os.exec of {os.fsdecode(path)!r}" if os.access(path, os.X_OK) else None
 

@@ -31,7 +31,7 @@ from kernbench.torch_backend.relies_on import Reliance
 _C: Any = torch._C
 c10d: Any = torch.distributed.distributed_c10d
 
-ENTRIES: tuple[tuple[Any, str], ...] = (
+ENTRIES: tuple[tuple[object, str], ...] = (
     (_C, "_set_grad_enabled"),
     (_C, "_InferenceMode"),
     (torch.utils._python_dispatch, "_push_on_torch_dispatch_stack"),
@@ -61,7 +61,7 @@ def _dispatch_modes() -> tuple[str, ...]:
     return tuple([type(mode).__name__ for mode in modes])
 
 
-STATE: dict[str, Callable[[], Any]] = {
+STATE: dict[str, Callable[[], object]] = {
     "grad mode (torch.no_grad, torch.enable_grad, torch.set_grad_enabled)": torch.is_grad_enabled,
     "torch.inference_mode": torch.is_inference_mode_enabled,
     "torch.autocast": _autocast,
@@ -110,7 +110,7 @@ class GreenletEnvironment:
         self._devices = devices
         self._patches = Patches()
         self._recording = ExitStack()
-        self._before: dict[str, Any] = {}
+        self._before: dict[str, object] = {}
         self.groups = GroupMaker(devices.simulation, devices, None)
 
     def open(self) -> None:
@@ -131,7 +131,7 @@ class GreenletEnvironment:
         scheduler = self._simulation.scheduler
 
         @functools.wraps(stock, updated=())
-        def noted(*args: Any, **kwargs: Any) -> Any:
+        def noted(*args: object, **kwargs: object) -> Any:
             if getcurrent() is not scheduler.main:
                 scheduler.before_switch = self.check
             return stock(*args, **kwargs)

@@ -57,7 +57,7 @@ DETERMINISTIC = (_deterministic, _set_deterministic)
 """Whether kernels are to be deterministic, and whether others are only warned of; how that is read and written."""
 
 
-def _print_options() -> dict[str, Any]:
+def _print_options() -> dict[str, object]:
     return dict(vars(torch._tensor_str.PRINT_OPTS))
 
 
@@ -75,7 +75,7 @@ def _anomaly() -> tuple[bool, bool]:
 ANOMALY = (_anomaly, lambda value: _set_anomaly(*value))
 """Whether gradients' errors are explained by what was called forward, and NaNs among them are errors; likewise."""
 
-SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+SETTINGS: tuple[tuple[Callable[[], object], Callable[[Any], Any]], ...] = (
     (sys.getrecursionlimit, sys.setrecursionlimit),
     (sys.getswitchinterval, sys.setswitchinterval),
     (gc.isenabled, _switch_collector),
@@ -92,7 +92,7 @@ SETTINGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
 )
 """By how they are read and written."""
 
-HOOKS: tuple[tuple[Any, str], ...] = (
+HOOKS: tuple[tuple[object, str], ...] = (
     (sys, "displayhook"), (sys, "unraisablehook"), (sys, "breakpointhook"), (threading, "excepthook"), (tempfile, "tempdir"),
 )  # fmt: skip
 """Names of modules that are there to be set."""

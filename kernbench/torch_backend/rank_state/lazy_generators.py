@@ -103,7 +103,7 @@ class LazyGenerators:
 
     def _wrap(self, shared: _Shared, function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
+        def wrapped(*args: object, **kwargs: object) -> Any:
             if self.resident != shared.resident:
                 self._bring(shared, self.resident)
             return function(*args, **kwargs)

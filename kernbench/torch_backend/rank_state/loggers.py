@@ -20,12 +20,12 @@ from kernbench.torch_backend.rank_state.lazy_generators import LazyGenerators
 from kernbench.torch_backend.rank_state.module_globals import ModuleGlobals
 from kernbench.torch_backend.relies_on import Reliance
 
-_OF_A_LOGGER: dict[str, Callable[[], Any]] = {
+_OF_A_LOGGER: dict[str, Callable[[], object]] = {
     "level": int, "handlers": list, "filters": list, "propagate": lambda: True, "disabled": bool, "_cache": dict,
 }  # fmt: skip
 """What a logger keeps, and what a new one has."""
 
-_OF_ALL: dict[str, Callable[[], Any]] = {"_disable": int}
+_OF_ALL: dict[str, Callable[[], object]] = {"_disable": int}
 """What their manager keeps."""
 
 _GLOBALS = ("_handlers", "_handlerList", "_loggerClass", "_logRecordFactory", "raiseExceptions", "lastResort")

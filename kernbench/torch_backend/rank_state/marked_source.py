@@ -48,7 +48,7 @@ def _computes(stock: Callable[..., Any]) -> Callable[..., Any]:
     """A function of :data:`_COMPUTE` that gives assumed numbers of such."""
 
     @functools.wraps(stock)
-    def computes(*args: Any, **kwargs: Any) -> Any:
+    def computes(*args: object, **kwargs: object) -> Any:
         if holds_marked((args, kwargs)):
             return marked(stock(*bare(args), **bare(kwargs)))
         return stock(*args, **kwargs)

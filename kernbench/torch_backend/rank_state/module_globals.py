@@ -17,7 +17,7 @@ from types import CodeType, ModuleType
 from typing import Any
 from weakref import WeakValueDictionary
 
-MISSING: Any = object()
+MISSING: object = object()
 
 _STORES = frozenset({"STORE_GLOBAL", "DELETE_GLOBAL"})
 _CONTAINERS = (list, dict, set, OrderedDict, defaultdict, Counter, deque, WeakValueDictionary)
@@ -122,7 +122,7 @@ class _SwitchedClass:
         self.cls = cls
         self.names = names
         self.before = dict(vars(cls))
-        self.changes: dict[int | None, dict[str, Any]] = {}
+        self.changes: dict[int | None, dict[str, object]] = {}
 
     def switch(self, leaving: int | None, entering: int | None) -> None:
         now, before = vars(self.cls), self.before

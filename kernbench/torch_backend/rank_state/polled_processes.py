@@ -94,7 +94,7 @@ def install(patches: Patches, polled: PolledProcesses) -> None:
 
     def noting(stock: Callable[..., int | None]) -> Callable[..., int | None]:
         @functools.wraps(stock)
-        def poll(self: Any, *args: Any, **kwargs: Any) -> int | None:
+        def poll(self: Any, *args: object, **kwargs: object) -> int | None:
             code = stock(self, *args, **kwargs)
             if code is None:
                 polled.runs(self.pid)

@@ -64,7 +64,7 @@ def install(patches: Patches) -> None:
 
 def _noticed(stock: Callable[..., None], readable: bool) -> Callable[..., None]:
     @functools.wraps(stock)
-    def set_one(*args: Any) -> None:
+    def set_one(*args: object) -> None:
         global _readable
         stock(*args)
         _readable = readable

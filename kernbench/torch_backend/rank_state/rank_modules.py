@@ -121,7 +121,7 @@ class RankModules:
         return own
 
     def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None, asker: Any
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None, asker: object
     ) -> ModuleSpec | None:
         """Where a module is that each rank executes; None if it is shared, or not there. ``asker`` is not asked."""
         top = _top(name)
@@ -248,7 +248,7 @@ def _packages_in(module: ModuleType) -> set[str]:
     return found
 
 
-def ask_others(name: str, path: Sequence[str] | None, target: ModuleType | None, asker: Any) -> ModuleSpec | None:
+def ask_others(name: str, path: Sequence[str] | None, target: ModuleType | None, asker: object) -> ModuleSpec | None:
     """Where a module is, as finders other than ``asker`` say."""
     for finder in sys.meta_path:
         find = None if finder is asker else getattr(finder, "find_spec", None)

@@ -241,16 +241,16 @@ class SideThreads:
 
     def _makes(self) -> Callable[..., None]:
         @functools.wraps(_stock_make)
-        def make(item: Any, future: Any, *args: Any, **kwargs: Any) -> None:
+        def make(item: Any, future: Any, *args: object, **kwargs: object) -> None:
             _stock_make(item, future, *args, **kwargs)
             if self._submitted.begin is not None:
                 item.kernbench_call = self._submitted.begin()
 
         return make
 
-    def _submits(self) -> Callable[..., Any]:
+    def _submits(self) -> Callable[..., object]:
         @functools.wraps(_stock_submit)
-        def submit(pool: Any, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        def submit(pool: Any, fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
             crew = self._crew()
             if crew is None:
                 return _stock_submit(pool, fn, *args, **kwargs)
@@ -266,7 +266,7 @@ class SideThreads:
 
         return submit
 
-    def _call(self, crew: Crew, pool: _Pool, name: str) -> Callable[..., Any]:
+    def _call(self, crew: Crew, pool: _Pool, name: str) -> Callable[..., object]:
         """What runs a call of a pool, in one of its threads."""
         turns = self._threads.begin(crew, f"{name} in a pool", False, None, ready=False)
         pool.add(turns)
@@ -390,7 +390,7 @@ class _Pool:
 
 
 @functools.wraps(_stock_init)
-def _init(thread: threading.Thread, *args: Any, **kwargs: Any) -> None:
+def _init(thread: threading.Thread, *args: object, **kwargs: object) -> None:
     """A thread is a daemon if the one that makes it is. A rank's own thread is none to its program, whose main thread it is."""
     _stock_init(thread, *args, **kwargs)
     if kwargs.get("daemon") is None and current_carrier() is not None and current_member() is None:
@@ -399,7 +399,7 @@ def _init(thread: threading.Thread, *args: Any, **kwargs: Any) -> None:
 
 def _runs() -> Callable[..., None]:
     @functools.wraps(_stock_run)
-    def run(item: Any, *args: Any) -> None:
+    def run(item: Any, *args: object) -> None:
         call = vars(item).pop("kernbench_call", None)
         if call is None:
             _stock_run(item, *args)

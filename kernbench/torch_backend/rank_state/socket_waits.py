@@ -91,7 +91,7 @@ def _looking(
     in_vain: dict[int, tuple[int, float]] = {}
 
     @functools.wraps(stock)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(self: Any, *args: object, **kwargs: object) -> Any:
         simulation = _of_a_rank()
         if simulation is None:
             return stock(self, *args, **kwargs)
@@ -117,7 +117,7 @@ def _in_time(stock: Callable[..., Any]) -> Callable[..., Any]:
     """A method by which a rank tells others something, no earlier than its own time."""
 
     @functools.wraps(stock)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(self: Any, *args: object, **kwargs: object) -> Any:
         simulation = _of_a_rank()
         if simulation is not None:
             simulation.waits.sleep(0.0)

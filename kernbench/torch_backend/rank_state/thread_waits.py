@@ -27,7 +27,7 @@ from kernbench.torch_backend.rank_state.listed_threads import OURS, all_threads
 from kernbench.torch_backend.relies_on import Reliance
 
 _Condition: Any = threading.Condition
-_Connection: Any = multiprocessing.connection.Connection
+_Connection: object = multiprocessing.connection.Connection
 _stock_wait, _stock_lock, _stock_rlock = _Condition.wait, threading.Lock, threading.RLock
 _PythonRLock: Any = threading._PyRLock  # type: ignore[attr-defined]
 _PythonQueue: Any = queue._PySimpleQueue  # type: ignore[attr-defined]
@@ -152,7 +152,7 @@ def _waits_outside(
     """A method that waits for what is outside of the program's threads, unless it is ``over`` at once."""
 
     @functools.wraps(stock)
-    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def method(self: Any, *args: object, **kwargs: object) -> Any:
         if acting_crew() is None or over(*args, **kwargs):
             return stock(self, *args, **kwargs)
         return threads.outside(awaits, functools.partial(stock, self, *args, **kwargs))
@@ -172,7 +172,7 @@ class _Stock(type):
 copyreg.pickle(_Stock, lambda made: (pkgutil.resolve_name, (made.name,)))
 
 
-def _makes(name: str, stock: Callable[[], Any], kind: type, *needs: Any) -> type:
+def _makes(name: str, stock: Callable[[], Any], kind: type, *needs: object) -> type:
     """What stands for a kind of lock or queue: a rank's program gets one by which its threads can wait for each other."""
 
     class Made(metaclass=_Stock):

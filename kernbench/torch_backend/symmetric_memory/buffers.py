@@ -78,9 +78,9 @@ class DictPerRank(MutableMapping[Any, Any]):
 
     def __init__(self, rank: Callable[[], int | None]) -> None:
         self._rank = rank
-        self._of: defaultdict[int | None, dict[Any, Any]] = defaultdict(dict)
+        self._of: defaultdict[int | None, dict[object, Any]] = defaultdict(dict)
 
-    def _mine(self) -> dict[Any, Any]:
+    def _mine(self) -> dict[object, Any]:
         return self._of[self._rank()]
 
     def __getitem__(self, key: Any) -> Any:
@@ -104,7 +104,7 @@ class _Meeting:
 
     def __init__(self) -> None:
         self.parts: dict[int, Part] = {}
-        self.storages: dict[int, Any] = {}
+        self.storages: dict[int, object] = {}
         self.left = 0
 
 
@@ -173,7 +173,7 @@ class SymmetricMemory:
         """The one that was set."""
         return self._backend if torch.device(device).type == "cuda" else None
 
-    def has_multicast_support(self, device_type: Any, device_index: int) -> bool:
+    def has_multicast_support(self, device_type: object, device_index: int) -> bool:
         """Whether the switch between the SIPs of a node multicasts and reduces (NVLink SHARP)."""
         return str(device_type).endswith("CUDA") and self.simulation.topology.system.sips.reduces_in_switch
 
@@ -341,7 +341,9 @@ def _bytes_of(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) ->
     return (1 + sum((n - 1) * s for n, s in zip(size, stride, strict=True))) * dtype.itemsize
 
 
-def _view(storage: Any, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int]) -> torch.Tensor:
+def _view(
+    storage: torch.UntypedStorage, dtype: torch.dtype, size: Sequence[int], stride: Sequence[int]
+) -> torch.Tensor:
     return torch.empty(0, dtype=dtype).set_(storage, 0, tuple(size), tuple(stride))
 
 
@@ -359,7 +361,7 @@ def current() -> SymmetricMemory | None:
 
 def install(patches: Patches, memory: SymmetricMemory) -> None:
     """Let ``memory`` answer torch's Python module, for as long as the patches are in place."""
-    symmetric: Any = torch._C._distributed_c10d._SymmetricMemory
+    symmetric: object = torch._C._distributed_c10d._SymmetricMemory
     for name in _STATIC:
         patches.set(symmetric, name, staticmethod(getattr(memory, name)))
     for name in _STREAM_WRITES:

@@ -40,7 +40,7 @@ class Meetings(Protocol):
     def simulation(self) -> Simulation:
         """Theirs."""
 
-    def rendezvous(self, tensor: torch.Tensor, group_name: str) -> Any:
+    def rendezvous(self, tensor: torch.Tensor, group_name: str) -> object:
         """Meet the others of a group over a tensor; None if it is not in symmetric memory."""
 
     def channel_of(self, group: SimProcessGroup) -> Communicator:
@@ -106,7 +106,7 @@ def register(current: Callable[[], Meetings | None]) -> None:
 
 
 def _kernel(current: Callable[[], Meetings | None], name: str) -> Callable[..., Any]:
-    def kernel(*args: Any, **kwargs: Any) -> Any:
+    def kernel(*args: object, **kwargs: object) -> Any:
         memory = current()
         if memory is None:
             raise NotImplementedError(
@@ -121,8 +121,8 @@ def _kernel(current: Callable[[], Meetings | None], name: str) -> Callable[..., 
     return kernel
 
 
-def _refusal(name: str) -> Callable[..., Any]:
-    def raises(*args: Any, **kwargs: Any) -> Any:
+def _refusal(name: str) -> Callable[..., object]:
+    def raises(*args: object, **kwargs: object) -> Any:
         raise KernbenchError(
             f"torch.ops.symm_mem.{name} is not simulated: use a collective, one of torch.ops.symm_mem's one_shot, two_shot, "
             "multimem or fused operations, or a Triton kernel over the peers' buffers (docs/symmetric_memory.md)"

@@ -15,7 +15,7 @@ from . import compilers
 from .target import import_triton
 
 _fp_fusion: str | None = None
-_before: list[tuple[Any, dict[str, Any]]] = []
+_before: list[tuple[object, dict[str, Any]]] = []
 
 
 def active() -> bool:

@@ -32,7 +32,7 @@ def install() -> None:
         return
     original = CompiledKernel.__init__
 
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+    def __init__(self: Any, *args: object, **kwargs: object) -> None:
         original(self, *args, **kwargs)
         if hasattr(self.metadata, "kernbench_ttir"):
             self.asm = LaterStages(self)

@@ -26,10 +26,10 @@ def modelled_seconds(fn: Callable[[], Any]) -> float:
 
 
 def do_bench(
-    kernel_call: Callable[[], Any],
+    kernel_call: Callable[[], object],
     quantiles: Sequence[float] | None = None,
     return_mode: str = "mean",
-    **options: Any,
+    **options: object,
 ) -> Sequence[float] | float:
     """Milliseconds, as ``triton.testing.do_bench`` reports them."""
     ms = modelled_seconds(kernel_call) * 1e3
@@ -65,7 +65,7 @@ timeline = _Timeline()
 class _Event:
     """A position among the launches; the time between two is modelled."""
 
-    def __init__(self, enable_timing: bool = False, **_: Any) -> None:
+    def __init__(self, enable_timing: bool = False, **_: object) -> None:
         self.at = (0, 0)
         self.records: list[LaunchRecord] = []
 

@@ -30,11 +30,11 @@ class KernbenchBackend(BaseBackend):
     def parse_options(self, options: dict[str, Any]) -> object:
         raise NotImplementedError("kernbench compiles through Triton's own backends")
 
-    def add_stages(self, stages: dict[str, Any], options: object, language: Any = None) -> None:
+    def add_stages(self, stages: dict[str, object], options: object, language: Any = None) -> None:
         raise NotImplementedError("kernbench compiles through Triton's own backends")
 
     def load_dialects(self, context: Any) -> None:
         raise NotImplementedError("kernbench compiles through Triton's own backends")
 
-    def get_module_map(self) -> dict[str, Any]:
+    def get_module_map(self) -> dict[str, object]:
         return {}

@@ -45,7 +45,7 @@ class KernbenchDriver(DriverBase):
         return 0
 
     @property
-    def launcher_cls(self) -> Any:
+    def launcher_cls(self) -> object:
         from .launcher import Launcher
 
         return Launcher
@@ -56,7 +56,7 @@ class KernbenchDriver(DriverBase):
 
         return Utils
 
-    def get_active_torch_device(self) -> Any:
+    def get_active_torch_device(self) -> object:
         import torch
 
         from .torch_names import torch_names
@@ -75,14 +75,14 @@ class KernbenchDriver(DriverBase):
 
         return do_bench
 
-    def get_device_interface(self) -> Any:
+    def get_device_interface(self) -> object:
         from .benchmark import DeviceInterface
         from .torch_names import torch_names
 
         names = torch_names()
         return DeviceInterface if names is None else names.interface()
 
-    def get_empty_cache_for_benchmark(self) -> Any:
+    def get_empty_cache_for_benchmark(self) -> object:
         return None
 
     def clear_cache(self, cache: Any) -> None:
@@ -98,7 +98,7 @@ class KernbenchDriver(DriverBase):
     def get_device_properties(self, device: int = 0) -> dict[str, int]:
         return self.utils.get_device_properties(device)
 
-    def assemble_tensormap_to_arg(self, tensormaps_info: Any, args: Any) -> Any:
+    def assemble_tensormap_to_arg(self, tensormaps_info: object, args: Any) -> Any:
         return args
 
     def get_device_capability(self, device: int = 0) -> tuple[int, int]:

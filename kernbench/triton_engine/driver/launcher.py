@@ -21,7 +21,7 @@ _programs: dict[str, Program] = {}
 _FILE = re.compile(r'^#loc = loc\("([^"]+)":', re.MULTILINE)
 
 
-def _relocated(ttir: str, src: Any) -> str:
+def _relocated(ttir: str, src: object) -> str:
     """``ttir`` with the path that the kernel's file has now.
 
     Triton's cache knows a kernel by its text, not by its place: what was compiled before the file moved, or in another
@@ -37,7 +37,7 @@ def _relocated(ttir: str, src: Any) -> str:
     return ttir.replace(f'loc("{found[1]}":', f'loc("{code.co_filename}":')
 
 
-def program_of(src: Any, metadata: Any) -> Program:
+def program_of(src: object, metadata: Any) -> Program:
     """The program of a compiled kernel, cached by the compiler's hash."""
     program = _programs.get(metadata.hash)
     if program is None:
@@ -135,7 +135,7 @@ class Launcher:
         launch_metadata: Any,
         enter_hook: Any,
         exit_hook: Any,
-        *bound: Any,
+        *bound: object,
     ) -> None:
         """Launch: Triton calls this, with the arguments in the order of the signature."""
         if len(bound) != self.n_bound:
@@ -158,7 +158,7 @@ class Launcher:
             exit_hook(launch_metadata)
 
 
-def _undeclared(src: Any, kinds: tuple[Any, ...]) -> list[int]:
+def _undeclared(src: object, kinds: tuple[Any, ...]) -> list[int]:
     params = getattr(getattr(src, "fn", None), "params", None)
     if params is None or len(params) != len(kinds):
         return [i for i, kind in enumerate(kinds) if kind != "constexpr"]

@@ -49,7 +49,7 @@ def _source(slot: int, made: dict[int, Instr]) -> tuple[int, Instr | None]:
     return slot, None
 
 
-def compiled_in_full(metadata: Any) -> bool:
+def compiled_in_full(metadata: object) -> bool:
     """Whether a kernel was compiled beyond TTIR."""
     return not hasattr(metadata, "kernbench_ttir")
 

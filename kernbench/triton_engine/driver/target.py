@@ -10,7 +10,7 @@ from typing import Any
 from kernbench.errors import ConfigError, KernbenchError
 
 _target: Any = None
-_indices: dict[Any, int] = {}
+_indices: dict[object, int] = {}
 
 
 def import_triton() -> Any:
@@ -26,7 +26,7 @@ def import_triton() -> Any:
 
 
 @lru_cache(maxsize=16)
-def parse_target(text: str) -> Any:
+def parse_target(text: str) -> object:
     """``cuda:90`` or ``hip:gfx942`` as a ``GPUTarget``.
 
     Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 
 class TorchNames(Protocol):
@@ -11,7 +11,7 @@ class TorchNames(Protocol):
     def index(self) -> int | None:
         """Number of the current ``cuda`` device; None where there is none: on the CPU."""
 
-    def interface(self) -> Any:
+    def interface(self) -> object:
         """What stands for ``torch.cuda`` in ``triton.testing``."""
 
     def clear_cache(self) -> None:

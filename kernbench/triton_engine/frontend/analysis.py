@@ -320,7 +320,7 @@ def finish(program: Program, types: list[Ty | None]) -> Program:
     return program
 
 
-def _late(fn: Callable[..., Any], into: Callable[..., bool], batch: Any, *args: Any) -> Late:
+def _late(fn: Callable[..., Any], into: Callable[..., bool], batch: Any, *args: object) -> Late:
     return Late(fn, into, batch, args)
 
 

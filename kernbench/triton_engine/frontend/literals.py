@@ -16,7 +16,7 @@ _ATTR_OPEN = re.compile(r"<?\{")
 _FLOAT_BITS = {"f16": "<e", "f32": "<f", "f64": "<d"}
 
 
-def take_attrs(text: str) -> tuple[str, dict[str, Any]]:
+def take_attrs(text: str) -> tuple[str, dict[str, object]]:
     """Cut the ``{...}`` or ``<{...}>`` dictionaries out of a line."""
     attrs: dict[str, Any] = {}
     at = 0
@@ -37,7 +37,7 @@ def take_attrs(text: str) -> tuple[str, dict[str, Any]]:
     return text.strip(), attrs
 
 
-def _attr_value(text: str) -> Any:
+def _attr_value(text: str) -> object:
     if text in ("", "true", "unit"):
         return True
     if text == "false":
@@ -56,7 +56,7 @@ def _attr_value(text: str) -> Any:
     return text
 
 
-def decode_constant(text: str, ty: Ty) -> Any:
+def decode_constant(text: str, ty: Ty) -> object:
     """The value of an ``arith.constant``: a number, or an array where a tile's elements differ."""
     if not text.startswith("dense<"):
         return decode_number(text, ty.elem)

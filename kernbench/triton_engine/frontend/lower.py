@@ -35,7 +35,7 @@ class _Lowering:
         self.kernel = next((f for f in functions.values() if f.public), next(iter(functions.values())))
         self.blocks: list[BasicBlock] = []
         self.types: list[Ty | None] = []
-        self.constants: dict[int, Any] = {}
+        self.constants: dict[int, object] = {}
         self.ops: list[OpInfo] = []
         self.names: dict[str, int] = {}
         self.ttir = ttir

@@ -46,7 +46,7 @@ class OpInfo:
     #: Only the store that follows looks at the result: it is computed there (:class:`..values.Late`).
     late: bool = False
     #: Of a memory access: what it touches relative to its address, by layout (see :mod:`..access.footprint`).
-    layouts: dict[Any, Any] = field(default_factory=dict)
+    layouts: dict[object, Any] = field(default_factory=dict)
     #: The GPU compiled for: ``cuda`` or ``hip``. Where they disagree, values are its.
     backend: str = "cuda"
     #: Threads of a program, and of a warp.
@@ -163,7 +163,7 @@ class Program:
     n_slots: int
     args: list[tuple[int, Ty]]
     #: Slots with a value known now (constants).
-    constants: dict[int, Any]
+    constants: dict[int, object]
     ops: list[OpInfo]
     #: Largest tile of the program, in elements.
     widest: int

@@ -47,7 +47,7 @@ class FusedGroup:
     over: tuple[int | None, ...]
     #: The only output is computed by the store that follows.
     late: bool
-    geometries: dict[Any, _Geometry] = field(default_factory=dict)
+    geometries: dict[object, _Geometry] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.dtypes = [TORCH_DTYPE[self.shape.steps[k].info.ty.elem] for k in self.shape.outputs]
@@ -64,10 +64,10 @@ class FusedGroup:
         for slot, out in zip(self.outputs, self._call(batch.lanes, values, outs), strict=True):
             env[slot] = out
 
-    def _alone(self, batch: Any, *values: Any) -> Tensor:
+    def _alone(self, batch: Any, *values: object) -> Tensor:
         return self._call(batch.lanes, values, [None])[0]
 
-    def _into(self, out: Tensor, *values: Any) -> bool:
+    def _into(self, out: Tensor, *values: object) -> bool:
         """The output in memory that is given, if it has the shape."""
         lanes = tuple(out.shape[: len(self.lanes)])
         if out.dtype != self.dtypes[0] or tuple(out.shape) != self._sizes(lanes):

@@ -133,7 +133,7 @@ class _Planner:
 
     def finish(self) -> FusionPlan:
         """The steps in order."""
-        readers: dict[int, set[Any]] = defaultdict(set)
+        readers: dict[int, set[object]] = defaultdict(set)
         for key, members in self.groups.items():
             for _, args in members:
                 for a in args:

@@ -12,7 +12,7 @@ from kernbench.errors import ConfigError
 from kernbench.triton_engine.batch import Batch
 from kernbench.triton_engine.frontend.program import Instr, OpInfo
 from kernbench.triton_engine.frontend.types import TORCH_DTYPE, Ty
-from kernbench.triton_engine.values import Affine, Box, dense_int, dense_mask
+from kernbench.triton_engine.values import Affine, Box, Value, dense_int, dense_mask
 
 from .compiler import available
 from .group import FusedGroup
@@ -66,7 +66,7 @@ class FusedRun:
         self.sizes = [max((t.numel for t in i.info.result_types), default=1) for i in instrs]
         self.cold = cold
         self.afterwards = cold
-        self.plans: dict[Any, _PlanFor] = {}
+        self.plans: dict[object, _PlanFor] = {}
 
     def __call__(self, env: list[Any], batch: Batch) -> None:
         """Run the instructions on a batch."""
@@ -147,7 +147,7 @@ class FusedRun:
             raise
         return pending, tuple(key), kinds, values
 
-    def _kind(self, slot: int, v: Any, batch: Batch, values: dict[int, Any]) -> Kind:
+    def _kind(self, slot: int, v: Value, batch: Batch, values: dict[int, Any]) -> Kind:
         """What a plan must know of a value; integers and masks that are not plainly affine become tensors for it."""
         ty = self.types[slot]
         match v:

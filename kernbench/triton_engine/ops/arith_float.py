@@ -77,7 +77,7 @@ def _arithmetic_into(dense: Callable[..., Tensor]) -> Callable[[OpInfo], Callabl
     def build(info: OpInfo) -> Callable[..., bool]:
         dtype = info.ty.dtype
 
-        def run(out: Tensor, x: Any, y: Any) -> bool:
+        def run(out: Tensor, x: Value, y: Value) -> bool:
             if type(x) is Tensor:
                 shape = (
                     x.shape if type(y) is not Tensor or y.shape == x.shape else torch.broadcast_shapes(x.shape, y.shape)
@@ -116,7 +116,7 @@ def _extremum(dense: Callable[[Tensor, Tensor], Tensor]) -> Callable[[OpInfo], C
         dtype = info.ty.dtype
         reuse = info.reusable
 
-        def run(batch: Any, x: Any, y: Any) -> Value:
+        def run(batch: Any, x: Value, y: Value) -> Value:
             if type(x) is not Tensor and type(y) is not Tensor:
                 return float(dense(as_tensor(x, torch.float64), as_tensor(y, torch.float64)))
             if reuse:
@@ -144,7 +144,7 @@ def _of_tensors(function: Callable[..., Tensor]) -> Callable[[OpInfo], Callable[
     def build(info: OpInfo) -> Callable[..., Value]:
         dtype = info.ty.dtype
 
-        def run(batch: Any, *xs: Any) -> Value:
+        def run(batch: Any, *xs: Value) -> Value:
             out = function(*[as_tensor(x, dtype) for x in xs])
             return out if any(type(x) is Tensor for x in xs) else float(out)
 
@@ -170,7 +170,7 @@ def elementwise(f: Callable[..., Tensor], takes_out: bool = False) -> Callable[[
         dtype = info.ty.dtype
         reuse = takes_out and bool(info.reusable)
 
-        def run(batch: Any, x: Any) -> Value:
+        def run(batch: Any, x: Value) -> Value:
             if type(x) is Tensor:
                 return f(x, out=x) if reuse else f(x)
             return float(f(torch.tensor(x, dtype=dtype)).to(torch.float64))
@@ -241,7 +241,7 @@ def _cmpf(info: OpInfo) -> Callable[..., Value]:
     if predicate in ("ord", "uno"):
         want = predicate == "uno"
 
-        def nan_test(batch: Any, x: Any, y: Any) -> Value:
+        def nan_test(batch: Any, x: Value, y: Value) -> Value:
             tensors = type(x) is Tensor or type(y) is Tensor
             out = torch.isnan(as_tensor(x, dtype)) | torch.isnan(as_tensor(y, dtype))
             out = out if want else ~out

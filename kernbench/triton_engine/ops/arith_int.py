@@ -63,11 +63,11 @@ class _Binary:
     picks: Callable[[list[Any]], int | None] | None = None
 
 
-def _first(batch: Any, x: Any, y: Any, tile: tuple[int, ...]) -> Value:
+def _first(batch: Any, x: Value, y: Value, tile: tuple[int, ...]) -> Value:
     return x  # the sign fills
 
 
-def _nothing(batch: Any, x: Any, y: Any, tile: tuple[int, ...]) -> Value:
+def _nothing(batch: Any, x: Value, y: Value, tile: tuple[int, ...]) -> Value:
     return False
 
 
@@ -219,7 +219,7 @@ def _binary(row: _Binary, info: OpInfo) -> Callable[..., Value]:
     return run
 
 
-def _varies_in_tile(v: Any) -> bool:
+def _varies_in_tile(v: Value) -> bool:
     return type(v) is Affine and any(v.tile_strides)
 
 
@@ -234,7 +234,7 @@ op("tt.mulhiui", native=forms.upper_half)(_upper_half)
 def _absi(info: OpInfo) -> Callable[..., Value]:
     ty = info.ty
 
-    def run(batch: Any, x: Any) -> Value:
+    def run(batch: Any, x: Value) -> Value:
         if type(x) is int:
             return wrap(abs(x), ty.bits)
         if type(x) is Affine and x.least >= 0:

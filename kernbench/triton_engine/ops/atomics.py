@@ -113,7 +113,7 @@ def flat_elements(
     return out
 
 
-def raw_operand(batch: Any, v: Any, ty: Ty, raw: torch.dtype) -> np.ndarray:
+def raw_operand(batch: Any, v: Value, ty: Ty, raw: torch.dtype) -> np.ndarray:
     """An operand of every lane and element, row-major, as numbers of the type ``raw``."""
     full = materialise(v, batch, ty).expand(batch.lanes + ty.shape).reshape(-1)
     if full.dtype is torch.bool:

@@ -45,7 +45,7 @@ def _convert_into(info: OpInfo) -> Callable[..., bool]:
     """Rounding to nearest even while storing; other conversions are made before."""
     plain = info.attrs.get("rounding") != "rtz" and info.ty.dtype not in FLOAT8
 
-    def run(out: Tensor, x: Any) -> bool:
+    def run(out: Tensor, x: Value) -> bool:
         if not plain or type(x) is not Tensor or x.shape != out.shape:
             return False
         out.copy_(x)
@@ -91,7 +91,7 @@ def _int_to_float(info: OpInfo) -> Callable[..., Value]:
     is_mask = source.elem == "i1"
     mask = (1 << source.bits) - 1
 
-    def run(batch: Any, x: Any) -> Value:
+    def run(batch: Any, x: Value) -> Value:
         if is_mask:
             x = dense_mask(x, batch.lanes, tile)
             if type(x) is not Tensor:
@@ -169,13 +169,13 @@ def _int_to_int(info: OpInfo) -> Callable[..., Value]:
         return _mask_to_int(info, 1 if unsigned else -1)
     if ty.elem == "i1":
 
-        def low_bit(batch: Any, x: Any) -> Value:
+        def low_bit(batch: Any, x: Value) -> Value:
             x = dense_int(x, batch.lanes, tile, source.dtype)
             return (x & 1) != 0
 
         return low_bit
 
-    def run(batch: Any, x: Any) -> Value:
+    def run(batch: Any, x: Value) -> Value:
         if type(x) is int:
             return wrap(x & mask if unsigned else x, bits)
         if type(x) is Affine:
@@ -199,7 +199,7 @@ def _int_to_int(info: OpInfo) -> Callable[..., Value]:
 def _mask_to_int(info: OpInfo, one: int) -> Callable[..., Value]:
     tile, dtype = info.ty.shape, info.ty.dtype
 
-    def run(batch: Any, x: Any) -> Value:
+    def run(batch: Any, x: Value) -> Value:
         x = dense_mask(x, batch.lanes, tile)
         if type(x) is not Tensor:
             return one if x else 0
@@ -220,7 +220,7 @@ def _bitcast(info: OpInfo) -> Callable[..., Value]:
     if source.elem == "i8" and ty.elem == "i1":
         return lambda batch, x: dense_int(x, batch.lanes, source.shape, source.dtype) != 0
 
-    def run(batch: Any, x: Any) -> Value:
+    def run(batch: Any, x: Value) -> Value:
         if source.is_int:
             x = dense_int(x, batch.lanes, source.shape, source.dtype)
         if type(x) is Tensor:

@@ -133,7 +133,7 @@ def _box(predicate: str, d: Affine, lanes: tuple[int, ...]) -> Box | None:
 def _compare_masks(predicate: str, unsigned: bool, tile: tuple[int, ...]) -> Callable[..., Value]:
     python, dense = _SIGNED_COMPARE[predicate]
 
-    def run(batch: Any, x: Any, y: Any) -> Value:
+    def run(batch: Any, x: Value, y: Value) -> Value:
         x, y = dense_mask(x, batch.lanes, tile), dense_mask(y, batch.lanes, tile)
         if type(x) is not Tensor and type(y) is not Tensor:
             return python(int(x), int(y)) if unsigned else python(-int(x), -int(y))

@@ -52,7 +52,7 @@ def _print(info: OpInfo) -> Callable[..., Value]:
     as_hex = bool(info.attrs.get("hex"))
     types = info.operand_types
 
-    def run(batch: Any, *xs: Any) -> Value:
+    def run(batch: Any, *xs: Value) -> Value:
         if batch.execution.dry:
             return None
         names = _lane_names(batch)
@@ -77,7 +77,7 @@ def _assert(info: OpInfo) -> Callable[..., Value]:
     message = str(info.attrs.get("string", ""))
     ty = info.operand_types[0]
 
-    def run(batch: Any, x: Any) -> Value:
+    def run(batch: Any, x: Value) -> Value:
         if batch.execution.blind:
             return None
         if type(x) is Tensor and bool(x.all()):

@@ -42,7 +42,7 @@ def _make(info: OpInfo) -> Callable[..., Value]:
     padding = math.nan if "nan" in str(info.attrs.get("padding", "")).lower() or "padding = 2" in info.text else 0.0
     block = ty.shape
 
-    def run(batch: Any, base: Ptr, *rest: Any) -> Value:
+    def run(batch: Any, base: Ptr, *rest: object) -> Value:
         shape, strides = list(rest[:rank]), list(rest[rank : 2 * rank])
         return Desc(base, shape, strides, block, ty.pointee, padding)
 
@@ -58,7 +58,7 @@ def _scale(x: Any, y: Any, lanes: tuple[int, ...]) -> Any:
     return from_lane_array(lane_array(x, lanes) * lane_array(y, lanes))
 
 
-def _as_lane_int(v: Any) -> Any:
+def _as_lane_int(v: Value) -> Any:
     return from_lane_array(v.to(torch.int64).numpy()) if type(v) is Tensor else v
 
 
@@ -167,7 +167,7 @@ def _along(stride: Affine, item: int, lanes: tuple[int, ...], extent: int, dim: 
     return per_lane.reshape(tuple(per_lane.shape) + (1,) * rank) * torch.arange(extent).reshape(shape)
 
 
-def _bound(v: Any, lanes: tuple[int, ...]) -> Any:
+def _bound(v: Value, lanes: tuple[int, ...]) -> Any:
     return lane_array(v, lanes) if type(v) is Affine else v
 
 
@@ -227,7 +227,7 @@ def _store(info: OpInfo) -> Callable[..., Value]:
     value_ty = info.operand_types[-1]
     tile, dtype = value_ty.shape, value_ty.dtype
 
-    def run(batch: Any, d: Desc, *rest: Any) -> Value:
+    def run(batch: Any, d: Desc, *rest: object) -> Value:
         *index, value = rest
         inner, reshaped = _inner(tile, d)
         p, mask = locate(batch, d, list(index), inner, dtype.itemsize)

@@ -191,7 +191,7 @@ def _dot(info: OpInfo) -> Callable[..., Value]:
     in_place = 2 in info.reusable
     exact_int = a_ty.is_int
 
-    def run(batch: Any, x: Any, y: Any, acc: Any) -> Value:
+    def run(batch: Any, x: Value, y: Value, acc: Any) -> Value:
         if batch.execution.wave is not None:
             return acc
         nl = len(batch.lanes)

@@ -23,6 +23,7 @@ from kernbench.triton_engine.memory import HostAllocation
 from kernbench.triton_engine.ptx import Frame, Stuck, parse, run
 from kernbench.triton_engine.ptx.state import State
 from kernbench.triton_engine.shares import Shares, by_launch, by_launch_of_places
+from kernbench.triton_engine.values import Value
 
 from .memory import settle
 from .registry import UnsupportedOpError, op
@@ -321,7 +322,7 @@ def _inline_asm(info: OpInfo) -> Callable[..., Any]:
             out.append(settle(value, batch, tile, ty.is_int and ty.elem != "i1"))
         return tuple(out) if n_results > 1 else out[0] if out else None
 
-    def execute(batch: Any, *xs: Any) -> Any:
+    def execute(batch: Any, *xs: Value) -> Any:
         shape = shape_of(batch, xs)
         frame = batch.suspended.pop(info.index, None)
         if frame is None:

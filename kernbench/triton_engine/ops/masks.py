@@ -54,7 +54,7 @@ def mask_or(batch: Any, x: Value, y: Value, tile: tuple[int, ...]) -> Value:
     return dense_mask(x, batch.lanes, tile) | dense_mask(y, batch.lanes, tile)
 
 
-def mask_xor(batch: Any, x: Any, y: Any, tile: tuple[int, ...]) -> Value:
+def mask_xor(batch: Any, x: Value, y: Value, tile: tuple[int, ...]) -> Value:
     """Where two masks differ."""
     x, y = dense_mask(x, batch.lanes, tile), dense_mask(y, batch.lanes, tile)
     if type(x) is Tensor or type(y) is Tensor:
@@ -66,7 +66,7 @@ def mask_xor(batch: Any, x: Any, y: Any, tile: tuple[int, ...]) -> Value:
     return bool(x) != bool(y)
 
 
-def mask_shifted_out(batch: Any, x: Value, y: Any, tile: tuple[int, ...]) -> Value:
+def mask_shifted_out(batch: Any, x: Value, y: Value, tile: tuple[int, ...]) -> Value:
     """``x`` where ``y`` does not hold: a shift by 1 leaves nothing of one bit."""
     y = dense_mask(y, batch.lanes, tile)
     return mask_and(batch, x, ~y if type(y) is Tensor else not y, tile)

@@ -144,7 +144,7 @@ def _reduce(info: OpInfo) -> Callable[..., Any]:
         ty = types[0]
         extent = ty.shape[axis]
 
-        def simple(batch: Any, x: Any) -> Value:
+        def simple(batch: Any, x: Value) -> Value:
             nl = len(batch.lanes)
             if type(x) is not Tensor or x.shape[nl + axis] != extent:
                 x = _full_along(x, batch, ty, axis)
@@ -154,7 +154,7 @@ def _reduce(info: OpInfo) -> Callable[..., Any]:
 
     direction = _argument_reduce(region)
 
-    def general(batch: Any, *xs: Any) -> Any:
+    def general(batch: Any, *xs: Value) -> Any:
         nl = len(batch.lanes)
         tiles = [materialise(x, batch, t) for x, t in zip(xs, types, strict=True)]
         dim = nl + axis
@@ -174,7 +174,7 @@ def _as_tensors(values: list[Any], like: list[Tensor]) -> list[Tensor]:
     return [v if type(v) is Tensor else torch.full_like(t, v) for v, t in zip(values, like, strict=True)]
 
 
-def _full_along(x: Any, batch: Any, ty: Ty, axis: int) -> Tensor:
+def _full_along(x: Value, batch: Any, ty: Ty, axis: int) -> Tensor:
     """The tile with dimension ``axis`` at full size."""
     if type(x) is not Tensor:
         return materialise(x, batch, ty)
@@ -204,14 +204,14 @@ _KNOWN_SCAN: dict[str, Callable[[Tensor, int], Tensor]] = {
 
 
 @op("tt.scan", exchanges=True, work=_combined)
-def _scan(info: OpInfo) -> Callable[..., Any]:
+def _scan(info: OpInfo) -> Callable[..., object]:
     axis, reverse = info.attrs["axis"], bool(info.attrs.get("reverse"))
     region = info.regions[0]
     types = info.operand_types
     name = only_op(region)
     known = _KNOWN_SCAN.get(name or "") if len(types) == 1 and types[0].elem != "i1" else None
 
-    def run(batch: Any, *xs: Any) -> Any:
+    def run(batch: Any, *xs: Value) -> Any:
         dim = len(batch.lanes) + axis
         tiles = [materialise(x, batch, t) for x, t in zip(xs, types, strict=True)]
         if reverse:
@@ -242,7 +242,7 @@ def _map_elementwise(info: OpInfo) -> Callable[..., Any]:
     types = info.operand_types
     pack = int(info.attrs.get("pack", 1))
 
-    def run(batch: Any, *xs: Any) -> Any:
+    def run(batch: Any, *xs: Value) -> Any:
         tiles = [materialise(x, batch, t) for x, t in zip(xs, types, strict=True)]
         if pack == 1:
             out = _as_tensors(run_region(batch, region, tiles), [tiles[0]] * len(region.results))

@@ -14,24 +14,24 @@ from torch import Tensor
 
 from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.frontend.types import Ty
-from kernbench.triton_engine.values import dense_int
+from kernbench.triton_engine.values import Value, dense_int
 
 from .reduce import run_region
 from .registry import op
 
 
-def _dense(v: Any, batch: Any, ty: Ty) -> Any:
+def _dense(v: Value, batch: Any, ty: Ty) -> Any:
     return dense_int(v, batch.lanes, (), ty.dtype) if ty.is_int and ty.elem != "i1" else v
 
 
-def _keep(going: Any, new: Any, old: Any, ty: Ty) -> Any:
+def _keep(going: object, new: Any, old: Any, ty: Ty) -> Any:
     """``new`` where ``going``, else ``old``."""
     if type(going) is not Tensor:
         return new if going else old
     return torch.where(going, *(v if type(v) is Tensor else torch.tensor(v, dtype=ty.dtype) for v in (new, old)))
 
 
-def _any(going: Any) -> bool:
+def _any(going: object) -> bool:
     return bool(going.any()) if type(going) is Tensor else bool(going)
 
 
@@ -40,7 +40,7 @@ def _result(values: list[Any]) -> Any:
 
 
 @op("scf.for")
-def _for(info: OpInfo) -> Callable[..., Any]:
+def _for(info: OpInfo) -> Callable[..., object]:
     body = info.regions[0]
     types = info.result_types
     counter = info.operand_types[0]
@@ -62,11 +62,11 @@ def _for(info: OpInfo) -> Callable[..., Any]:
 
 
 @op("scf.while")
-def _while(info: OpInfo) -> Callable[..., Any]:
+def _while(info: OpInfo) -> Callable[..., object]:
     before, body = info.regions
     types, carried_types = info.result_types, info.operand_types
 
-    def run(batch: Any, *args: Any) -> Any:
+    def run(batch: Any, *args: object) -> Any:
         carried = list(args)
         going: Any = True
         results: list[Any] | None = None

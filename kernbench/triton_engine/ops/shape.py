@@ -39,7 +39,7 @@ def _make_range(info: OpInfo) -> Callable[..., Value]:
     return lambda batch: Affine(start, (0,) * len(batch.lanes), (1,), start, end - 1)
 
 
-def spread(v: Any, rank: int) -> Any:
+def spread(v: Value, rank: int) -> Any:
     """A scalar (per-lane) value as a tile of ``rank`` dimensions that does not vary inside the tile."""
     match v:
         case Tensor():
@@ -65,7 +65,7 @@ def _splat(info: OpInfo) -> Callable[..., Value]:
     return lambda batch, x: spread(x, rank)
 
 
-def take_first(v: Any, n_lanes: int) -> Any:
+def take_first(v: Value, n_lanes: int) -> Any:
     """The only element of a one-element tile, as a scalar."""
     match v:
         case Tensor():
@@ -81,7 +81,7 @@ def take_first(v: Any, n_lanes: int) -> Any:
 def _unsplat(info: OpInfo) -> Callable[..., Value]:
     tile = info.operand_types[0].shape
 
-    def run(batch: Any, x: Any) -> Value:
+    def run(batch: Any, x: Value) -> Value:
         if type(x) is Box:
             x = dense_mask(x, batch.lanes, tile)
         return take_first(x, len(batch.lanes))
@@ -89,7 +89,7 @@ def _unsplat(info: OpInfo) -> Callable[..., Value]:
     return run
 
 
-def expand_dims(v: Any, axis: int, n_lanes: int) -> Any:
+def expand_dims(v: Value, axis: int, n_lanes: int) -> Any:
     """The tile with a new dimension of size 1."""
     match v:
         case Tensor():
@@ -121,7 +121,7 @@ def _broadcast(info: OpInfo) -> Callable[..., Value]:
     source, target = info.operand_types[0].shape, info.ty.shape
     grown = [j for j, (s, t) in enumerate(zip(source, target, strict=True)) if s != t]
 
-    def run(batch: Any, x: Any) -> Value:
+    def run(batch: Any, x: Value) -> Value:
         if type(x) is Box and any(x.bounds[j] is not None for j in grown):
             return dense_mask(x, batch.lanes, source)
         return x
@@ -200,7 +200,7 @@ def _reshape(info: OpInfo) -> Callable[..., Value]:
         strides = _reshape_strides(v.tile_strides, old, new)
         return None if strides is None else v.on_tile(strides)
 
-    def run(batch: Any, x: Any) -> Value:
+    def run(batch: Any, x: Value) -> Value:
         n = len(batch.lanes)
         match x:
             case Affine():
@@ -230,7 +230,7 @@ def _trans(info: OpInfo) -> Callable[..., Value]:
     return lambda batch, x: transpose(x, order, len(batch.lanes))
 
 
-def transpose(v: Any, order: list[int], n_lanes: int) -> Any:
+def transpose(v: Value, order: list[int], n_lanes: int) -> Any:
     """The tile with its dimensions in another order."""
     match v:
         case Tensor():
@@ -256,10 +256,10 @@ def _join(info: OpInfo) -> Callable[..., Value]:
 
 
 @op("tt.split", exchanges=True, alias=True)
-def _split(info: OpInfo) -> Callable[..., Any]:
+def _split(info: OpInfo) -> Callable[..., object]:
     source = info.operand_types[0]
 
-    def run(batch: Any, x: Any) -> tuple[Value, Value]:
+    def run(batch: Any, x: Value) -> tuple[Value, Value]:
         full = materialise(x, batch, source)
         return full[..., 0], full[..., 1]
 
@@ -270,7 +270,7 @@ def _split(info: OpInfo) -> Callable[..., Any]:
 def _cat(info: OpInfo) -> Callable[..., Value]:
     source = info.operand_types[0]
 
-    def run(batch: Any, x: Any, y: Any) -> Value:
+    def run(batch: Any, x: Value, y: Value) -> Value:
         n = len(batch.lanes)
         x, y = materialise(x, batch, source), materialise(y, batch, source)
         lanes = torch.broadcast_shapes(x.shape[:n], y.shape[:n])
@@ -284,7 +284,7 @@ def _gather(info: OpInfo) -> Callable[..., Value]:
     source, index_ty = info.operand_types[0], info.operand_types[1]
     axis = info.attrs["axis"]
 
-    def run(batch: Any, x: Any, index: Any) -> Value:
+    def run(batch: Any, x: Value, index: Any) -> Value:
         n = len(batch.lanes)
         x = materialise(x, batch, source)
         index = materialise(index, batch, index_ty).to(torch.int64)
@@ -320,7 +320,7 @@ def _histogram(info: OpInfo) -> Callable[..., Value]:
     bins = info.ty.shape[0]
     dtype = info.ty.dtype
 
-    def run(batch: Any, x: Any, mask: Any = True) -> Value:
+    def run(batch: Any, x: Value, mask: Any = True) -> Value:
         n = len(batch.lanes)
         values = materialise(x, batch, source).to(torch.int64)
         keep = (values >= 0) & (values < bins)

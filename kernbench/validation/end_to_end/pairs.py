@@ -77,7 +77,7 @@ def speedups(results: Sequence[StepResult]) -> dict[str, list[Pair]]:
     ran = [result for result in results if result.seconds is not None]
     found: dict[str, list[Pair]] = {}
     for change, (changed, kept) in _CHANGES.items():
-        alike: dict[tuple[Any, ...], list[StepResult]] = defaultdict(list)
+        alike: dict[tuple[object, ...], list[StepResult]] = defaultdict(list)
         for result in ran:
             alike[kept(result.row)].append(result)
         pairs = [

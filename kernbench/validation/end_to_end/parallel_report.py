@@ -98,7 +98,7 @@ _CHANGES: Mapping[str, tuple[Key, Key]] = {
 
 
 def _pairs(results: Sequence[StepResult], changed: Key, kept: Key) -> Iterator[Pair]:
-    alike: dict[Any, list[StepResult]] = defaultdict(list)
+    alike: dict[object, list[StepResult]] = defaultdict(list)
     for result in results:
         if result.seconds is not None:
             alike[kept(result.row)].append(result)

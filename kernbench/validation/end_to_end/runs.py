@@ -9,7 +9,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 from kernbench.grid import Point
 from kernbench.sweep.outcome import FAILED, OK, Outcome
@@ -116,7 +115,7 @@ def run_row(task: RowTask) -> Outcome:
     return replace(outcome, metrics={**outcome.metrics, "host_seconds": round(time.monotonic() - begin, 1)})
 
 
-def figures_of(result: RunResult) -> Mapping[str, Any]:
+def figures_of(result: RunResult) -> Mapping[str, object]:
     """What is kept of a run: seconds per step, what they are spent on, bytes reserved at most, and its notes."""
     assert result.throughput is not None
     return {

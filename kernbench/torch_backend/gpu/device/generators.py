@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -161,7 +162,7 @@ class DeviceGenerators:
         self.of(self._index())
         homes = {index: generator.home for index, generator in self._made.items()}
 
-        def drawing_from_them() -> Any:
+        def drawing_from_them() -> object:
             before, self._captured = self._captured, homes
             try:
                 return compute()
@@ -205,7 +206,7 @@ class DefaultGenerators:
         return self._of(picked) if isinstance(picked, int) else [self._of(each) for each in picked]
 
 
-def draws(func: Any) -> bool:
+def draws(func: OpOverload) -> bool:
     """Whether an operation draws random numbers from torch's default generator, or may (one of higher order)."""
     if isinstance(func, torch._ops.HigherOrderOperator):
         return True

@@ -107,7 +107,7 @@ class Stream:
         set_stream(self)
         return self
 
-    def __exit__(self, *exc: Any) -> None:
+    def __exit__(self, *exc: object) -> None:
         set_stream(self._before)
 
 
@@ -140,7 +140,7 @@ class StreamContext:
         self._before = current_stream()
         torch.cuda.set_stream(self.stream)
 
-    def __exit__(self, *exc: Any) -> None:
+    def __exit__(self, *exc: object) -> None:
         torch.cuda.set_stream(cast(Any, self._before))
 
 

@@ -25,7 +25,7 @@ CUDNN = "_scaled_dot_product_cudnn_attention"
 DEPRIORITIZED = "TORCH_CUDNN_SDPA_DEPRIORITIZED"
 """The variable of the environment by which cuDNN is not preferred."""
 
-_BACKEND: Any = SDPBackend
+_BACKEND: object = SDPBackend
 _FLASH, _EFFICIENT, _MATH, _CUDNN = (
     int(getattr(_BACKEND, name)) for name in ("FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH", "CUDNN_ATTENTION")
 )
@@ -65,7 +65,7 @@ def first_order(capability: tuple[int, int], variables: Mapping[str, str], order
 
 
 def takes_cudnn(
-    query: Any, key: Any, value: Any, mask: Any, dropout_p: float, is_causal: bool, enable_gqa: bool
+    query: object, key: Any, value: Any, mask: Any, dropout_p: float, is_causal: bool, enable_gqa: bool
 ) -> bool:
     """Whether torch takes cuDNN's kernel for these, which are on a GPU."""
     before = allowed_before()
@@ -104,7 +104,7 @@ def bias_of(mask: Any, query: Any, key: Any) -> Any:
     return mask.to(query.dtype).expand(*query.shape[:3], key.shape[2])
 
 
-def _multiplied(tensor: Any) -> torch.dtype:
+def _multiplied(tensor: torch.Tensor) -> torch.dtype:
     """The format in which an operand is multiplied: autocast's where it is on."""
     if torch.is_autocast_enabled("cpu") and tensor.is_floating_point():
         return torch.get_autocast_dtype("cpu")

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from kernbench.simulation.memory.tensor_queries import tells_of_looks
 from kernbench.torch_backend.gpu.tensors.placement import PLAIN, block_of, place_result
@@ -83,8 +84,8 @@ def _in_32_bits(overload: Any, inside: Any) -> Callable[..., Any]:
     return compute
 
 
-def _as_it_is(overload: Any) -> Callable[..., Any]:
-    def compute(*args: Any, **kwargs: Any) -> Any:
+def _as_it_is(overload: OpOverload) -> Callable[..., Any]:
+    def compute(*args: object, **kwargs: object) -> Any:
         on_a_gpu = any(isinstance(each, torch.Tensor) and _on_a_gpu(each) for each in args)
         if on_a_gpu and overload._can_decompose():
             return overload.decompose(*args, **kwargs)
@@ -101,7 +102,7 @@ def _on_a_gpu(tensor: torch.Tensor) -> bool:
 
 
 def _softmax(
-    overload: Any, inside: Any, tensor: torch.Tensor, dim: int, dtype: torch.dtype | None = None
+    overload: OpOverload, inside: Any, tensor: torch.Tensor, dim: int, dtype: torch.dtype | None = None
 ) -> torch.Tensor:
     found: torch.Tensor
     if dtype is not None:

@@ -106,5 +106,5 @@ def _layer(
     return z if norm_first else second(z)
 
 
-COMPOSED: Mapping[str, Callable[..., Any]] = {f"aten::{_ATTENTION}": _attended, f"aten::{_LAYER}": _layer}
+COMPOSED: Mapping[str, Callable[..., object]] = {f"aten::{_ATTENTION}": _attended, f"aten::{_LAYER}": _layer}
 """What a GPU composes an operator of, by its name."""

@@ -79,7 +79,7 @@ def _batch_p2p_ops(
     return results
 
 
-KERNELS: dict[str, Callable[..., Any]] = {
+KERNELS: dict[str, Callable[..., object]] = {
     "_c10d_functional::all_gather_into_tensor_out": _all_gather_into_tensor_out,
     "_c10d_functional::batch_p2p_ops": _batch_p2p_ops,
 }

@@ -64,7 +64,7 @@ _TRACED = "_torchdynamo_inline"
 compares: Callable[[], bool] = bool
 """Whether operands that are on several devices are refused where the program is now: not in what a kernel computes with."""
 
-ring: Callable[..., Any] | None = None
+ring: Callable[..., object] | None = None
 """What is asked first, with the same arguments: attention over a ring, while a rank is in ``context_parallel``."""
 
 
@@ -153,7 +153,7 @@ def _refuse_apart(*operands: Any) -> None:
         )
 
 
-def _is_jagged(*tensors: Any) -> bool:
+def _is_jagged(*tensors: object) -> bool:
     """Whether these are sequences of several lengths on a GPU, each of heads, positions and their parts."""
     return all(
         isinstance(each, torch.Tensor)
@@ -178,7 +178,7 @@ def _of_sequences(
     return torch.nested.nested_tensor_from_jagged(torch.cat(outs), parts[0].offsets()).transpose(1, 2)
 
 
-def go_around(attention: Callable[..., Any] | None) -> None:
+def go_around(attention: Callable[..., object] | None) -> None:
     """Ask ``attention`` first (:data:`ring`), which Dynamo does not trace; None: no function, and Dynamo traces torch's own."""
     global ring
     ring = attention
@@ -299,7 +299,7 @@ def _repeated(query: Any, *shared: Any) -> list[Any]:
     return [each.repeat_interleave(repeats, 1) if repeats > 1 else each for each in shared]
 
 
-KERNELS: dict[str, Callable[..., Any]] = {
+KERNELS: dict[str, Callable[..., object]] = {
     f"aten::{_OPERATOR}": forward,
     f"aten::{_OPERATOR}_backward": backward,
     f"aten::{_CUDNN}": cudnn_forward,

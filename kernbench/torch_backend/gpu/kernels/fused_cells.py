@@ -45,7 +45,7 @@ def register(library: Any) -> None:
         library.impl(name, kernel)
 
 
-def _on_a_gpu(tensor: Any) -> bool:
+def _on_a_gpu(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, Tensor) and (block_of(tensor) is not None or tells_of_looks(tensor))
 
 

@@ -53,14 +53,14 @@ def register(library: Any) -> None:
     library.impl("_fused_rms_norm_backward", fused_rms_norm_backward)
 
 
-def _on_a_gpu(tensor: Any) -> bool:
+def _on_a_gpu(tensor: torch.Tensor) -> bool:
     return isinstance(tensor, Tensor) and (block_of(tensor) is not None or tells_of_looks(tensor))
 
 
 def _fused_norm(stock: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @functools.wraps(stock)
     def rms_norm(
-        input: Tensor, normalized_shape: Any, weight: Tensor | None = None, eps: float | None = None
+        input: Tensor, normalized_shape: object, weight: Tensor | None = None, eps: float | None = None
     ) -> Tensor:
         if not _on_a_gpu(input) or input.is_complex() or (weight is not None and weight.dtype is not input.dtype):
             return stock(input, normalized_shape, weight, eps)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from kernbench.torch_backend.gpu.kernels import (
     flash_operators,
@@ -56,7 +57,7 @@ def _batch_norm(call: Any) -> Any:
 
 
 def _batch_norm_backward(call: Any) -> Any:
-    def compute(grad: torch.Tensor, input: torch.Tensor, weight: Any, *rest: Any) -> Any:
+    def compute(grad: torch.Tensor, input: torch.Tensor, weight: Any, *rest: object) -> Any:
         if weight is None or weight.dtype is input.dtype or input.dtype is not torch.float32:
             return call(grad, input, weight, *rest)
         of_input, *others = call(grad, input, weight.float(), *rest)
@@ -91,7 +92,7 @@ _IMAGES = (
 """Operators on images, with gradients, that CPUs need not have in 16 bits."""
 
 _aten = torch.ops.aten
-_KERNELS: dict[str, Any] = {
+_KERNELS: dict[str, object] = {
     **{
         func.name(): _batch_norm(func._op)
         for func in (_aten.native_batch_norm.default, _aten._native_batch_norm_legit_no_training.default)
@@ -112,6 +113,6 @@ _KERNELS: dict[str, Any] = {
 }
 
 
-def kernel_of(func: Any) -> Any:
+def kernel_of(func: OpOverload) -> Any:
     """What computes an ``OpOverload``: its own kernel, unless it has none for this."""
     return _KERNELS.get(func.name(), func._op)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 from torch._prims_common import alert_not_deterministic
 
 from kernbench.torch_backend.relies_on import Reliance
@@ -20,7 +21,7 @@ RELIES_ON = (
 )  # fmt: skip
 
 
-def _always(kernel: str) -> Callable[[Any, Any], str]:
+def _always(kernel: str) -> Callable[[object, Any], str]:
     return lambda args, kwargs: kernel
 
 
@@ -48,7 +49,7 @@ def _bags(args: Any, kwargs: Any) -> str:
     return "embedding_bag_backward_cuda_max" if mode == _MAX_OF_BAGS else ""
 
 
-_KERNELS: dict[str, Callable[[Any, Any], str]] = {
+_KERNELS: dict[str, Callable[[object, Any], str]] = {
     "bincount": _bincount,
     "histc": _histogram,
     "put_": _always("put_"),
@@ -83,7 +84,7 @@ _KERNELS: dict[str, Callable[[Any, Any], str]] = {
 """By operator, with the overload where one is unlike the others: its kernel with given arguments; empty: one that is not."""
 
 
-def alert_of(func: Any) -> Callable[[Any, Any], None] | None:
+def alert_of(func: OpOverload) -> Callable[[Any, Any], None] | None:
     """What raises or warns if an ``OpOverload`` is called where the program wants deterministic kernels; None: it has one."""
     name = func._opname
     kernel = _KERNELS.get(f"{name}.{func._overloadname}", _KERNELS.get(name))

@@ -106,7 +106,7 @@ def composed(operator: str, stock: Any, whose: Callable[[], int | None]) -> Kern
         whose: the rank that runs.
     """
 
-    def implementation(*args: Any, **kwargs: Any) -> Any:
+    def implementation(*args: object, **kwargs: object) -> Any:
         recorded = torch._C._len_torch_dispatch_stack() > 0  # else the simulation itself computes
         kernel = kernel_for(operator, whose()) if recorded else None
         if kernel is None or not dispatches_to_gpu(args, kwargs):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from kernbench.torch_backend.gpu.kernels import nondeterministic, refused_types, scaled_products
 from kernbench.torch_backend.gpu.tensors.placement import block_of
@@ -14,7 +15,7 @@ Check = Callable[[int, Any, Any], None]
 """Is given the compute capability of a GPU, arguments by place and by keyword."""
 
 
-def refusal_of(func: Any) -> Check | None:
+def refusal_of(func: OpOverload) -> Check | None:
     """What raises, in CUDA's words, if CUDA refuses an ``OpOverload`` with given arguments on a GPU; None: it never does."""
     if func.namespace != "aten":
         return None
@@ -42,6 +43,6 @@ def refusal_of(func: Any) -> Check | None:
     return check
 
 
-def depends_on_settings(func: Any) -> bool:
+def depends_on_settings(func: OpOverload) -> bool:
     """Whether it may be refused for what the program has set (:func:`torch.use_deterministic_algorithms`)."""
     return func.namespace == "aten" and nondeterministic.alert_of(func) is not None

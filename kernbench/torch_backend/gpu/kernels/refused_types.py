@@ -78,7 +78,7 @@ MISSING: dict[str, MissingKernel] = {
 """By operator, without the underscore of those that write their first argument."""
 
 
-def _different(words: str, first: int, second: int, names: dict[torch.dtype, str] = LETTERS) -> Callable[[Any], str]:
+def _different(words: str, first: int, second: int, names: dict[torch.dtype, str] = LETTERS) -> Callable[[object], str]:
     """What is said, ``words`` with two formats in it, where two arguments have different ones."""
 
     def why(args: Any) -> str:
@@ -113,7 +113,7 @@ def _histogram(args: Any) -> str:
     return "HalfTensor is not supported" if args[0].dtype is torch.float16 else ""
 
 
-_UNLIKE: dict[str, Callable[[Any], str]] = {
+_UNLIKE: dict[str, Callable[[object], str]] = {
     "mm": _different(_MULTIPLIED, 0, 1, IN_C),
     "addmm": _either(_different(_MULTIPLIED, 1, 2, IN_C), _different(_ADDED, 0, 2)),
     "linear": _either(_different(_MULTIPLIED, 0, 1, IN_C), _different(_ADDED, 2, 1)),
@@ -140,7 +140,7 @@ def _loss(args: Any) -> str:
     return f"nll_loss_forward_reduce_cuda_kernel_{args[0].dim()}d_index"
 
 
-def refusal_of(name: str) -> Callable[[Any], None] | None:
+def refusal_of(name: str) -> Callable[[object], None] | None:
     """What raises if CUDA refuses the formats of an operator's arguments; None: it refuses none that a CPU takes."""
     name = name.rstrip("_")
     missing, unlike = MISSING.get(name), _UNLIKE.get(name)

@@ -56,7 +56,7 @@ _REFUSALS: dict[str, Refusal] = {"_scaled_mm": _scaled, "_scaled_mm_v2": _scaled
 """By operator: what is refused of its first two arguments."""
 
 
-def refusal_of(name: str) -> Callable[[int, Any], None] | None:
+def refusal_of(name: str) -> Callable[[int, object], None] | None:
     """What raises if CUDA refuses an operator with given arguments on a GPU of a compute capability; None: it never does."""
     why = _REFUSALS.get(name)
     if why is None:

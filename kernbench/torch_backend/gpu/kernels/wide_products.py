@@ -18,6 +18,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
 from kernbench.simulation.memory.tensor_queries import tells_of_looks
 from kernbench.torch_backend.gpu.tensors.placement import block_of
@@ -44,7 +45,7 @@ def slow_formats() -> frozenset[torch.dtype]:
     return frozenset(format for format, engine in _ENGINES.items() if not has.get(engine))
 
 
-def widened(func: Any) -> Callable[..., Any] | None:
+def widened(func: OpOverload) -> Callable[..., Any] | None:
     """What computes an operator's overload in 32 bits where that is called for; None for what is never.
 
     It is for operands on a simulated GPU, and of a context; others are the host's, whose arithmetic is its own.
@@ -102,7 +103,7 @@ def _with_result_format(call: Callable[..., Any], product: Callable[..., Any]) -
     return compute
 
 
-KERNELS: dict[str, Callable[..., Any]] = {
+KERNELS: dict[str, Callable[..., object]] = {
     func.name(): _in_32_bits(func._op, lambda: _ENGINES, rounded)
     for func, rounded in (
         (_aten.native_layer_norm.default, 1),  # what it keeps for its gradient has 32 bits on a GPU

@@ -35,14 +35,14 @@ RELIES_ON = tuple(
 
 
 def _forward(stock: Any) -> Callable[..., Any]:
-    def softmax(tensor: torch.Tensor, dim: int, half_to_float: bool, **kwargs: Any) -> Any:
+    def softmax(tensor: torch.Tensor, dim: int, half_to_float: bool, **kwargs: object) -> Any:
         return stock(tensor.float() if half_to_float else tensor, dim, False, **kwargs)
 
     return softmax
 
 
 def _gradient(stock: Any) -> Callable[..., Any]:
-    def gradient(grad: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype, **kwargs: Any) -> Any:
+    def gradient(grad: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype, **kwargs: object) -> Any:
         if input_dtype is grad.dtype:
             return stock(grad, output, dim, input_dtype, **kwargs)
         return stock(grad, output, dim, grad.dtype, **kwargs).to(input_dtype)
@@ -50,7 +50,7 @@ def _gradient(stock: Any) -> Callable[..., Any]:
     return gradient
 
 
-KERNELS: dict[str, Callable[..., Any]] = {
+KERNELS: dict[str, Callable[..., object]] = {
     **{f"aten::{name}": _forward(getattr(torch.ops.aten, name).default._op) for name in FORWARD},
     **{f"aten::{name}": _gradient(getattr(torch.ops.aten, name).default._op) for name in _GRADIENTS},
 }

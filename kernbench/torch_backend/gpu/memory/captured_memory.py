@@ -155,7 +155,7 @@ class RecordedMemory:
 class _Seeds:
     """Seed and offset of a generator on a SIP, as long as a graph has it."""
 
-    def __init__(self, memory: ProcessMemory, generator: Any) -> None:
+    def __init__(self, memory: ProcessMemory, generator: torch.Generator) -> None:
         self._memory = memory
         self._key = id(generator)
         self._generator = generator  # so that no other one has its number
@@ -163,7 +163,7 @@ class _Seeds:
         self._users = 0
 
     @classmethod
-    def of(cls, memory: ProcessMemory, generator: Any) -> _Seeds:
+    def of(cls, memory: ProcessMemory, generator: torch.Generator) -> _Seeds:
         """Those of a generator, which have one user more."""
         found = memory.seeds.get(id(generator))
         if found is None:

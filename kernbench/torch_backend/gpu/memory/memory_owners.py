@@ -235,7 +235,7 @@ class _OfRank:
         """The module that has a parameter."""
         return self.names.get(id(parameter))
 
-    def claim_gradients(self, optimizer: Any) -> None:
+    def claim_gradients(self, optimizer: torch.optim.Optimizer) -> None:
         """Parameters of an optimizer and their gradients."""
         names = self.names
         for group in optimizer.param_groups:
@@ -244,7 +244,7 @@ class _OfRank:
                 _claim(parameter, PARAMETERS, name)
                 _claim(parameter.grad, GRADIENTS, name)
 
-    def claim_state(self, optimizer: Any) -> None:
+    def claim_state(self, optimizer: torch.optim.Optimizer) -> None:
         """What an optimizer keeps."""
         for parameter, state in optimizer.state.items():
             name = self.names.get(id(parameter))
@@ -383,7 +383,7 @@ class MemoryOwnersOfTorch:
             if isinstance(part, torch.nn.Parameter):
                 _claim(part, PARAMETERS, None)
 
-    def _before_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         found = self._of_current()
         if found is None:
             return
@@ -398,7 +398,7 @@ class MemoryOwnersOfTorch:
         known.of_node.clear()
         host.phase = next_phase(host.phase, STEP)
 
-    def _after_step(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         found = self._of_current()
         if found is None:
             return
@@ -409,7 +409,7 @@ class MemoryOwnersOfTorch:
             known.claim_state(optimizer)
 
 
-def _run_backward(*args: Any, **kwargs: Any) -> Any:
+def _run_backward(*args: object, **kwargs: object) -> Any:
     """``torch.autograd``'s entry to a backward pass."""
     device = current_device()
     if device is None:
@@ -431,7 +431,7 @@ def _run_backward(*args: Any, **kwargs: Any) -> Any:
 _BACKWARD = _run_backward.__code__
 
 
-def _apply(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Module:
+def _apply(module: torch.nn.Module, *args: object, **kwargs: object) -> torch.nn.Module:
     """``Module._apply``: what ``to``, ``cuda`` and ``to_empty`` put elsewhere."""
     mine = current_device()
     if mine is None:
@@ -448,7 +448,7 @@ def _apply(module: torch.nn.Module, *args: Any, **kwargs: Any) -> torch.nn.Modul
     return result
 
 
-def _resize(storage: Any, nbytes: int) -> Any:
+def _resize(storage: torch.UntypedStorage, nbytes: int) -> Any:
     """``UntypedStorage.resize_``: FSDP takes the memory of gathered parameters away by it, and gives it back."""
     block = getattr(storage, NOTE, None)
     if type(block) is not Block or block.nbytes == nbytes:

@@ -52,7 +52,7 @@ class MemPool:
         """How many have it: the program, and blocks that allocate from it."""
         return self._uses
 
-    def snapshot(self, include_traces: bool = True) -> list[dict[str, Any]]:
+    def snapshot(self, include_traces: bool = True) -> list[dict[str, object]]:
         """Its segments, as torch shows them."""
         segments: list[dict[str, Any]] = memory_snapshot((*self.id, include_traces))["segments"]
         return segments

@@ -38,10 +38,10 @@ def _ends(tensor: torch.Tensor) -> tuple[int, int] | None:
     return (begin, begin + tensor.nbytes) if begin and tensor.nbytes >= len(_MARK) else None
 
 
-def marking(allocate: Callable[..., Any]) -> Callable[..., Any]:
+def marking(allocate: Callable[..., object]) -> Callable[..., Any]:
     """An operation that allocates, and marks what it gives."""
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> Any:
         made = allocate(*args, **kwargs)
         if type(made) is torch.Tensor and (ends := _ends(made)) is not None:
             ctypes.memmove(ends[0], _MARK, len(_MARK))
@@ -61,7 +61,7 @@ def is_unwritten(tensor: torch.Tensor) -> bool:
 
 def remark_on(
     simulation: Simulation,
-    optimizer: Any,
+    optimizer: torch.optim.Optimizer,
     buffers: Iterable[tuple[str, torch.Tensor]],
     name: Callable[[Any], str | None],
 ) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from enum import IntEnum
 from types import SimpleNamespace
-from typing import Any
 
 from kernbench.torch_backend.gpu.device.devices import bound_devices
 from kernbench.torch_backend.gpu.tensors import pinning
@@ -30,7 +29,7 @@ _WORDS = {
 }
 
 
-def _done(*args: Any) -> CudaStatus:
+def _done(*args: object) -> CudaStatus:
     return CudaStatus.success
 
 
@@ -52,7 +51,7 @@ def _memory(device: int) -> tuple[int, int]:
     return bound_devices().memory_at(device).mine.told
 
 
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
+_FUNCTIONS: dict[str, Callable[..., object]] = {
     "cudaProfilerStart": _done,
     "cudaProfilerStop": _done,
     "cudaStreamCreate": _done,

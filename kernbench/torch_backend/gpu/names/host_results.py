@@ -26,7 +26,7 @@ def install(patches: Patches) -> None:
 
 def _pads(stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
-    def padded(input: torch.Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Any:
+    def padded(input: torch.Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> object:
         if mode != "circular" or block_of(input) is None:
             return stock(input, pad, mode, value)
         stock(torch.empty_like(input, device="meta"), pad, mode, value)  # raises what is wrong
@@ -52,7 +52,7 @@ def _around(tensor: torch.Tensor, pad: Sequence[int]) -> torch.Tensor:
 
 def _beside(stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
-    def result(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def result(tensor: torch.Tensor, *args: object, **kwargs: object) -> Any:
         made = stock(tensor, *args, **kwargs)
         block = block_of(tensor)
         if block is not None and block_of(made) is None:

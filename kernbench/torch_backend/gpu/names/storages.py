@@ -50,7 +50,7 @@ def _device_of(stock: Any) -> Any:
 
 def _new(stock: Any) -> Any:
     @functools.wraps(stock)
-    def new(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+    def new(cls: type, *args: object, device: Any = None, **kwargs: object) -> Any:
         mine = current_device()
         if mine is None or device is None or (type(device) is not int and torch.device(device).type != "cuda"):
             return stock(cls, *args, **kwargs) if device is None else stock(cls, *args, device=device, **kwargs)

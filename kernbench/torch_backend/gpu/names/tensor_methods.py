@@ -155,7 +155,7 @@ def record_stream(tensor: torch.Tensor, stream: Any) -> None:
         shadow_memory.record_stream(storage_of(tensor), stream.name)
 
 
-def type_or_cast(tensor: torch.Tensor, dtype: Any = None, *args: Any, **kwargs: Any) -> Any:
+def type_or_cast(tensor: torch.Tensor, dtype: Any = None, *args: object, **kwargs: object) -> Any:
     """``Tensor.type``."""
     if dtype is None:
         name: str = _stock_type(tensor)
@@ -220,7 +220,7 @@ def _beside(stock: Callable[..., Any]) -> Callable[..., Any]:
     """A method that makes a tensor where its own is, of what it is given."""
 
     @functools.wraps(stock)
-    def method(tensor: torch.Tensor, *args: Any, device: Any = None, **kwargs: Any) -> torch.Tensor:
+    def method(tensor: torch.Tensor, *args: object, device: Any = None, **kwargs: object) -> torch.Tensor:
         block = block_of(tensor) if current_device() is not None else None
         if device is None and block is None:
             return stock(tensor, *args, **kwargs)
@@ -240,12 +240,12 @@ _OF_HOST_MEMORY = frozenset({"numpy", "__array__"})
 """Looks that share the tensor's memory, which of a GPU torch refuses, in these words."""
 
 
-def _looks(name: str) -> Callable[..., Any]:
+def _looks(name: str) -> Callable[..., object]:
     """A method by which the host gets values without an operation of torch: of a GPU's tensor, by a copy."""
     stock = getattr(torch.Tensor, name)
 
     @functools.wraps(stock)
-    def method(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    def method(tensor: torch.Tensor, *args: object, **kwargs: object) -> Any:
         mine = current_device()
         if mine is None or mine.host.unrecorded or tells_of_looks(tensor):
             return stock(tensor, *args, **kwargs)
@@ -280,7 +280,7 @@ def item(tensor: torch.Tensor) -> Any:
     return found
 
 
-def as_text(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> str:
+def as_text(tensor: torch.Tensor, *args: object, **kwargs: object) -> str:
     """``Tensor.__repr__``: one look, whatever torch computes to find out how to write the numbers."""
     mine = current_device()
     if mine is None or mine.host.unrecorded or tells_of_looks(tensor):
@@ -297,7 +297,7 @@ def as_text(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> str:
         return text(tensor, shown) if assumed else str(shown())
 
 
-_METHODS: dict[str, Any] = {
+_METHODS: dict[str, object] = {
     **{name: _looks(name) for name in ("tolist", "numpy", "__array__")},
     "item": item,
     "__repr__": as_text,

@@ -64,7 +64,7 @@ class _DeviceKind(type):
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, _stock_device)
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+    def __call__(cls, *args: object, **kwargs: object) -> Any:
         if len(args) == 1 and type(args[0]) is int and not kwargs:
             return _stock_device("cuda", args[0])
         return _stock_device(*args, **kwargs)
@@ -88,13 +88,13 @@ class _OfAnyDevice(type):
 
 
 class _StreamKind(_OfAnyDevice):
-    def __call__(cls, device: Any = None, **kwargs: Any) -> Any:
+    def __call__(cls, device: Any = None, **kwargs: object) -> Any:
         on_gpu = device is None or type(device) is int or torch.device(device).type == "cuda"
         return cls.simulated(device, **kwargs) if on_gpu else cls.stock(device, **kwargs)
 
 
 class _EventKind(_OfAnyDevice):
-    def __call__(cls, device: Any = None, **kwargs: Any) -> Any:
+    def __call__(cls, device: Any = None, **kwargs: object) -> Any:
         on_gpu = device is None or torch.device(device).type == "cuda"
         return cls.simulated(**kwargs) if on_gpu else cls.stock(device, **kwargs)
 
@@ -132,7 +132,7 @@ class _TensorKind(type):
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, torch.Tensor) and instance.dtype is cls.dtype and block_of(instance) is not None
 
-    def __call__(cls, *args: Any, size: Any = None, device: Any = "cuda") -> Any:
+    def __call__(cls, *args: object, size: Any = None, device: Any = "cuda") -> Any:
         """Of a size, uninitialized, or of data, as torch's own types are called."""
         if len(args) == 1 and isinstance(args[0], torch.Tensor):
             return args[0].to(device, cls.dtype)
@@ -157,7 +157,7 @@ _TENSOR_CLASSES: dict[str, type] = {
 """What stands for ``torch.cuda``'s types of tensors."""
 
 
-def default_device() -> Any:
+def default_device() -> object:
     """The device that ``with torch.device(...)`` or ``torch.set_default_device`` has set, None if unset."""
     C: Any = torch._C
     for depth in reversed(range(C._len_torch_function_stack())):

@@ -62,7 +62,7 @@ class TritonsGpu:
         """Its number; None outside ranks."""
         return current_index()
 
-    def interface(self) -> Any:
+    def interface(self) -> object:
         """What stands for ``torch.cuda``."""
         return Interface()
 

@@ -152,7 +152,7 @@ def recount(tensor: torch.Tensor) -> None:
             note.resize(nbytes)
 
 
-def put(storage: Any, nbytes: int, memory: DeviceMemory | None, *, shared: bool = False) -> None:
+def put(storage: torch.UntypedStorage, nbytes: int, memory: DeviceMemory | None, *, shared: bool = False) -> None:
     """Put a storage (or a tensor without one), which takes ``nbytes`` there, on a SIP, or (None) back on the host.
 
     ``shared``: other ranks address it too, each as memory of its own device (symmetric memory).
@@ -183,7 +183,7 @@ def place_shared(tensor: torch.Tensor, memory: DeviceMemory) -> None:
     put(tensor.untyped_storage(), tensor.untyped_storage().nbytes(), memory, shared=True)
 
 
-def block_of_storage(storage: Any) -> Block | None:
+def block_of_storage(storage: torch.UntypedStorage) -> Block | None:
     """The block of a storage, typed or not, None if it is not on a simulated GPU."""
     stored = getattr(getattr(storage, "_untyped_storage", storage), NOTE, None)
     return stored if type(stored) is Block else None
@@ -194,6 +194,6 @@ def stored_bytes(tensors: Iterable[torch.Tensor]) -> int:
     return nbytes_of(part for tensor in tensors for part in components_of(tensor) or (tensor,))
 
 
-def place_storage(storage: Any, memory: DeviceMemory) -> None:
+def place_storage(storage: torch.UntypedStorage, memory: DeviceMemory) -> None:
     """Put an untyped storage on a SIP."""
     put(storage, storage.nbytes(), memory)
