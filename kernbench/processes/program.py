@@ -93,9 +93,9 @@ def _live(simulation: Simulation, side: RankSide, body: Callable[[], Any]) -> No
         _finish(simulation, side)
     except RaisedElsewhere as raised:  # whatever its kind, it is a failure
         error, trace, failed = portable(raised.error), raised.traceback, True
-        ends = isinstance(raised.error, SystemExit)
+        ends = issubclass(type(raised.error), SystemExit)
     except BaseException as raised:
-        ends = isinstance(raised, SystemExit)
+        ends = issubclass(type(raised), SystemExit)  # an instance may answer for itself
         try:
             error, trace = portable(raised), user_traceback(raised)
         except BaseException as other:  # what is shown is the program's, as its exception is
