@@ -15,11 +15,11 @@ from datetime import timedelta
 from typing import Any
 
 import torch.distributed as dist
-from torch._ops import OpOverload
 
 from kernbench.errors import KernbenchError
 from kernbench.simulation.ranks.hosts import Host
 from kernbench.torch_backend.gpu.device.devices import bound_devices
+from kernbench.torch_backend.overloads import OpOverload
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 

@@ -16,13 +16,13 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from kernbench.own_files import is_own
 from kernbench.simulation.active_simulation import current_simulation
 from kernbench.simulation.ranks.locations import callers_location, is_pythons
 from kernbench.simulation.values.assumptions import LOST, MARK, STEERED
 from kernbench.torch_backend.hollow import numbers_in_tensors
+from kernbench.torch_backend.overloads import OpOverload
 from kernbench.torch_backend.relies_on import Reliance
 
 RELIES_ON = (

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from kernbench.torch_backend.hollow.shapes import Described, described
 from kernbench.torch_backend.hollow.stand_ins import counted, element_of
+from kernbench.torch_backend.overloads import OpOverload
 
 _MASKS = (torch.bool, torch.uint8)
 

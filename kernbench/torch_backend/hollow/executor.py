@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from kernbench.errors import KernbenchError
 from kernbench.simulation.memory.storages import NOTE, SMALL_BYTES, Block
@@ -29,6 +28,7 @@ from kernbench.torch_backend.hollow.whole_numbers import filled, fills_whole, gi
 from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.operations.computing import ComputedValues
 from kernbench.torch_backend.operations.operators import CUSTOM, TRANSFER, VIEW, TorchOperator
+from kernbench.torch_backend.overloads import OpOverload
 from kernbench.torch_backend.relies_on import Reliance
 
 RELIES_ON = (

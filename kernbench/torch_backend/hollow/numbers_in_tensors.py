@@ -10,11 +10,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from kernbench.simulation.active_simulation import current_simulation
 from kernbench.simulation.memory.tensor_queries import listed_tensors
 from kernbench.torch_backend.gpu.tensors.placement import is_described, stored_in
+from kernbench.torch_backend.overloads import OpOverload
 
 _TAKE_SIZES = frozenset({
     "view", "reshape", "repeat", "expand", "new_zeros", "new_ones", "new_empty", "split", "split_with_sizes", "tile",

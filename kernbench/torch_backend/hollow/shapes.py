@@ -8,11 +8,11 @@ from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
-from torch._ops import OpOverload
 
 from kernbench.errors import KernbenchError
 from kernbench.simulation.memory.storages import SMALL_BYTES
 from kernbench.torch_backend.gpu.memory.host_memory import refused
+from kernbench.torch_backend.overloads import OpOverload
 from kernbench.torch_backend.relies_on import Reliance
 
 RELIES_ON = (

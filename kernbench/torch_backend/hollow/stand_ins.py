@@ -11,13 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from kernbench.simulation.memory.storages import NOTE, StorageTable, Stored
 from kernbench.simulation.memory.tensor_queries import plain, storage_of
 from kernbench.simulation.values import known_values
 from kernbench.simulation.values.assumptions import default_stand_in
 from kernbench.torch_backend.gpu.tensors.placement import PLAIN, wrapped_by
+from kernbench.torch_backend.overloads import OpOverload
 
 
 def stored_of(tensor: torch.Tensor) -> Stored | None:

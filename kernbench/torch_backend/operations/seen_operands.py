@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from kernbench.cost.by_values import CallOperands, SeenOperand
 from kernbench.cost.operands import Operand
@@ -14,6 +13,7 @@ from kernbench.simulation.values.known_values import WHOLE
 from kernbench.torch_backend.gpu.tensors.placement import values_of
 from kernbench.torch_backend.hollow.stand_ins import is_unknown
 from kernbench.torch_backend.operations.calls import OperatorCall
+from kernbench.torch_backend.overloads import OpOverload
 from kernbench.torch_backend.relies_on import Reliance
 
 RELIES_ON = (

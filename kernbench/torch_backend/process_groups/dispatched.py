@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._ops import OpOverload
 from torch.utils import _python_dispatch as python_dispatch
 
 from kernbench.torch_backend.gpu.device.devices import current_device
 from kernbench.torch_backend.operations.recorder import Recorder
+from kernbench.torch_backend.overloads import OpOverload
 from kernbench.torch_backend.relies_on import Reliance
 
 RELIES_ON = (

@@ -15,12 +15,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernbench.torch_backend.gpu.device.devices import current_device
 from kernbench.torch_backend.gpu.memory.memory_owners import claim_communication
 from kernbench.torch_backend.gpu.tensors.placement import block_of
+from kernbench.torch_backend.overloads import OpOverload
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 

@@ -17,10 +17,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from kernbench.simulation.memory.tensor_queries import tells_of_looks
 from kernbench.torch_backend.gpu.tensors.placement import PLAIN, block_of, place_result
+from kernbench.torch_backend.overloads import OpOverload
 from kernbench.torch_backend.relies_on import Reliance
 
 _IN_32_BITS = (

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from kernbench.torch_backend.gpu.kernels import (
     flash_operators,
@@ -14,6 +13,7 @@ from kernbench.torch_backend.gpu.kernels import (
     wide_products,
     wide_softmax,
 )
+from kernbench.torch_backend.overloads import OpOverload
 from kernbench.torch_backend.relies_on import Reliance
 
 RELIES_ON = (

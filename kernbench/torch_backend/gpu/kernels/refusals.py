@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from kernbench.torch_backend.gpu.kernels import nondeterministic, refused_types, scaled_products
 from kernbench.torch_backend.gpu.tensors.placement import block_of
+from kernbench.torch_backend.overloads import OpOverload
 
 Check = Callable[[int, Any, Any], None]
 """Is given the compute capability of a GPU, arguments by place and by keyword."""

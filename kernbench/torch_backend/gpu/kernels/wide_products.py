@@ -18,10 +18,10 @@ from functools import cache
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 
 from kernbench.simulation.memory.tensor_queries import tells_of_looks
 from kernbench.torch_backend.gpu.tensors.placement import block_of
+from kernbench.torch_backend.overloads import OpOverload
 from kernbench.torch_backend.relies_on import Reliance
 
 RELIES_ON = (
