@@ -143,3 +143,28 @@ def embedding_gradient(given: Operands, made: Operands) -> float:
     parts = (different + rows / _PARTIAL) * width * 4 * 2
     sorting = 4 * 2 * 16 * rows  # four passes over keys and places
     return nbytes_of(made) + nbytes_of(given) + parts + sorting + sums
+
+
+_SORTED_BY_A_BLOCK = 4096
+"""Elements of a row that one block sorts."""
+
+
+def sort_launches(given: Operands, made: Operands) -> int:
+    """Of rows that fit a block three; of others those of CUB's passes, and of what is done before and after [H]."""
+    key = max(given, key=lambda operand: operand.nbytes)
+    return 3 if key.shape and key.shape[-1] <= _SORTED_BY_A_BLOCK else 20
+
+
+_BLOCKS_OF_ROWS = (
+    (20, 20000), (40, 10000), (80, 8000), (200, 5000), (800, 3000), (4000, 800), (float("inf"), 400),
+)  # fmt: skip
+"""Rows up to which a row of at least so many elements has several blocks."""
+
+
+def selection_launches(given: Operands, made: Operands) -> int:
+    """Kernels of a ``topk``: those of several blocks for each row if rows are long for their number, and of the sort of what is
+    found (aten/src/ATen/native/cuda/TensorTopK.cu)."""
+    shape = max(given, key=lambda operand: operand.nbytes).shape or (1,)
+    rows, width = prod(shape[:-1]), shape[-1]
+    least = next(least for most, least in _BLOCKS_OF_ROWS if rows <= most)
+    return 34 if width >= least else 4

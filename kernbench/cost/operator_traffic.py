@@ -104,27 +104,6 @@ def by_sorting(given: Operands, made: Operands) -> float:
     return passes * everything(given, made)
 
 
-def sort_launches(given: Operands, made: Operands) -> int:
-    """Of rows that fit a block three; of others those of CUB's passes, and of what is done before and after [H]."""
-    key = max(given, key=lambda operand: operand.nbytes)
-    return 3 if _in_rows(key, 4096) else 20
-
-
-_BLOCKS_OF_ROWS = (
-    (20, 20000), (40, 10000), (80, 8000), (200, 5000), (800, 3000), (4000, 800), (float("inf"), 400),
-)  # fmt: skip
-"""Rows up to which a row of at least so many elements has several blocks."""
-
-
-def selection_launches(given: Operands, made: Operands) -> int:
-    """Kernels of a ``topk``: those of several blocks for each row if rows are long for their number, and of the sort of what is
-    found (aten/src/ATen/native/cuda/TensorTopK.cu)."""
-    shape = max(given, key=lambda operand: operand.nbytes).shape or (1,)
-    rows, width = prod(shape[:-1]), shape[-1]
-    least = next(least for most, least in _BLOCKS_OF_ROWS if rows <= most)
-    return 34 if width >= least else 4
-
-
 def selected(given: Operands, made: Operands) -> float:
     """A radix selection reads its input once for each byte of a key."""
     key = max(given, key=lambda operand: operand.nbytes)

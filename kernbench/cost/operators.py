@@ -24,6 +24,8 @@ from kernbench.cost.cuda_kernels import (
     picked_rows,
     picked_rows_gradient,
     reduced_list_launches,
+    selection_launches,
+    sort_launches,
     step_launches,
 )
 from kernbench.cost.operands import Operands, Shapes, everything
@@ -61,8 +63,6 @@ from kernbench.cost.operator_traffic import (
     rows_of_elements,
     scattered,
     selected,
-    selection_launches,
-    sort_launches,
     transformed,
     twice_read,
     written,
