@@ -389,8 +389,9 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
         ),
     ),
     ("trilinear", replace(_works(trilinear, 0.5, panels=False), launches=trilinear_launches)),
-    ("cudnn_rnn", _recurs(False)),
-    ("cudnn_rnn_backward", _recurs(True)),
+    # and a layer of an LSTM where cuDNN is off, which the CPU has one operator for, and a GPU what cuDNN does for each step
+    ("cudnn_rnn mkldnn_rnn_layer", _recurs(False)),
+    ("cudnn_rnn_backward mkldnn_rnn_layer_backward", _recurs(True)),
     # -- attention: [batch, heads, tokens, width], or [batch, tokens, heads, width]
     (
         """scaled_dot_product_attention scaled_dot_product_flash_attention scaled_dot_product_flash_attention_for_cpu

@@ -33,26 +33,28 @@ class Recurrence(NamedTuple):
         layers: of each layer and direction: gates, width of the input, units, width of the state.
         batch, steps: sequences, and steps of the longest one.
         rows: of all steps together.
+        fused: whether it is cuDNN's, which may have one kernel for all steps.
     """
 
     layers: tuple[tuple[int, int, int, int], ...]
     batch: int
     steps: int
     rows: int
+    fused: bool = True
 
     @classmethod
     def of(cls, given: Shapes) -> Recurrence | None:
         """From the shapes of ``input, weights ..., state [layers directions, batch, R]``; None of others.
 
         The input is ``[steps, batch, I]`` or ``[batch, steps, I]``; of packed sequences ``[rows, I]``, or with their steps
-        :func:`packed`.
+        :func:`packed`. Without cuDNN it is one layer, ``input [steps, batch, I], weight [gates H, I], weight [gates H, H]``.
         """
         at = next((at for at, shape in enumerate(given) if at and len(shape) == 3), 0)
-        if not at or len(given[0]) not in (2, 3, 4):
-            return None
-        count, batch, width = given[at]
+        count, batch, width = given[at] if at else (0, 0, 0)
         matrices = [shape for shape in given[1:at] if len(shape) == 2]
-        if not count or len(matrices) < 2 * count or len(matrices) % count or not batch:
+        if not count or not batch or len(matrices) < 2 * count or len(matrices) % count:
+            return cls._of_layer(given)
+        if len(given[0]) not in (2, 3, 4):
             return None
         each = len(matrices) // count
         found = []
@@ -62,6 +64,13 @@ class Recurrence(NamedTuple):
         rows = prod(given[0][:-1])
         steps = given[0][1] if len(given[0]) == 4 else ceil(rows / batch)
         return cls(tuple(found), batch, max(steps, 1), rows)
+
+    @classmethod
+    def _of_layer(cls, given: Shapes) -> Recurrence | None:
+        if [len(shape) for shape in given[:3]] != [3, 2, 2]:
+            return None
+        (steps, batch, width), _, (outer, units) = given[:3]
+        return cls(((outer // max(units, 1), width, units, units),), batch, max(steps, 1), steps * batch, fused=False)
 
     def products(self, gradient: bool) -> list[tuple[int, int, int, int]]:
         """Matrix products: batch, M, N and K."""
@@ -77,7 +86,7 @@ class Recurrence(NamedTuple):
 
     def small(self, gradient: bool) -> bool:
         """Whether a layer's steps are one kernel."""
-        return all(units <= _SMALL.get(gates, (0, 0))[gradient] for gates, _, units, _ in self.layers)
+        return self.fused and all(units <= _SMALL.get(gates, (0, 0))[gradient] for gates, _, units, _ in self.layers)
 
 
 def packed(input: Operand, steps: int) -> Operand:

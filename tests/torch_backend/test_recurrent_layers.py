@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -179,3 +180,22 @@ def test_functional_transforms_compose_it_of_operators():
         return True
 
     assert on_one_gpu(worker)[0]
+
+
+def test_without_cudnn_steps_wait_for_one_another_too():
+    """The CPU has one operator for a layer of an LSTM, which is no quicker for that."""
+
+    def worker():
+        layer, x = nn.LSTM(64, 512).cuda(), torch.randn(50, 8, 64, device="cuda", requires_grad=True)
+        times = []
+        for enabled in (True, False):
+            with torch.backends.cudnn.flags(enabled=enabled):
+                torch.cuda.synchronize()
+                began = time.perf_counter()
+                layer(x)[0].sum().backward()
+                torch.cuda.synchronize()
+                times.append(time.perf_counter() - began)
+        return times
+
+    (with_it, without), _ = on_one_gpu(worker)
+    assert without == pytest.approx(with_it, rel=0.25)
