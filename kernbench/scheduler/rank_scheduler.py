@@ -205,8 +205,7 @@ class RankScheduler:
             side = next(
                 (each for each in [*self.side_threads.values()] if (each.rank, each.name) == (rank, name)), None
             )
-            frame = None if side is None else frame_of_thread(side.execution.thread_id)
-            stack = "" if frame is None else f"\n{shown_stack(frame).rstrip()}"
+            stack = "" if side is None else f"\n{shown_stack(frame_of_thread(side.execution.thread_id))}".rstrip()
             tell(
                 f"rank {rank}'s program has ended, and its thread {name!r} goes on: one that is no daemon keeps its process, "
                 f"as in Python (daemon=True){stack}"
@@ -446,8 +445,7 @@ class _Here:
     def stack_of(self, rank: int) -> str:
         """See :class:`Stoppable`."""
         found = self._scheduler.rank(rank)
-        frame = None if found is None else self._scheduler.runner.frame_of(found)
-        return "" if frame is None else shown_stack(frame)
+        return "" if found is None else shown_stack(self._scheduler.runner.frame_of(found))
 
     def stop(self, error: NoProgressError, attempt: int) -> None:
         """See :class:`Stoppable`. An error of a further thread, which in Python ends that thread alone, is its rank's."""

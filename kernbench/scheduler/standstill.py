@@ -224,10 +224,19 @@ def tell(text: str) -> None:
 
 
 def shown_stack(frame: FrameType | None) -> str:
-    """The program's lines among those that lead to a frame, outermost first, as Python shows them; all if none is its."""
-    every = list(islice(traceback.walk_stack(frame), _DEEPEST))[::-1]  # what recurses without end has millions
-    own = [each for each in every if is_programs(each[0].f_code.co_filename) and not _is_threading(each[0])]
-    return shortened([line for each in own or every for line in traceback.StackSummary.extract(iter([each])).format()])
+    """The program's lines among those that lead to a frame, outermost first, as Python shows them; all if none is its.
+
+    The frame, of a thread that may run on, is let go before a file is read: what its variables hold lives as long as it does.
+    """
+    if frame is None:
+        return ""
+    every = [
+        traceback.FrameSummary(each.f_code.co_filename, line, each.f_code.co_name, lookup_line=False)
+        for each, line in islice(traceback.walk_stack(frame), _DEEPEST)  # what recurses without end has millions
+    ][::-1]
+    del frame
+    own = [each for each in every if is_programs(each.filename) and each.filename != threading.__file__]
+    return shortened(traceback.StackSummary.from_list(own or every).format())
 
 
 def shortened(entries: Sequence[str]) -> str:
@@ -236,10 +245,6 @@ def shortened(entries: Sequence[str]) -> str:
     if left_out <= 0:
         return "".join(entries)
     return "".join([*entries[:_OUTERMOST], f"  ... {left_out} more lines\n", *entries[-_INNERMOST:]])
-
-
-def _is_threading(frame: FrameType) -> bool:
-    return frame.f_code.co_filename == threading.__file__
 
 
 def raised_in(thread: int, error: BaseException) -> None:

@@ -5,7 +5,7 @@ what it waits for is another rank's business, none ever will. From the outside t
 looks at the wall clock. It changes no result: it reports on ``stderr``, and it stops the run only where nothing in the process
 can wake the rank, which means that the run would hang for ever (ADR 0045).
 
-A rank counts as blocked if, between two looks, its thread has used no processor time and is at the same instruction.
+A rank counts as blocked if, between two looks, its thread has used no processor time.
 """
 
 from __future__ import annotations
@@ -151,17 +151,17 @@ def has_children(process: Path) -> bool:
 
 
 def _stack_of(thread: threading.Thread) -> str:
-    frame = frame_of_thread(thread.ident)
-    return shown_stack(frame) if frame is not None else ""
+    return shown_stack(frame_of_thread(thread.ident))
 
 
 def place_of(thread: threading.Thread) -> object:
-    """Where a rank's thread is and what processor time it has used; None if not known."""
-    frame = frame_of_thread(thread.ident)
-    if frame is None:
-        return None
+    """How far a rank's thread is: the processor time that it has used. None if not known.
+
+    Not its frame: as long as another thread holds one, what the function's variables held lives on, and torch copies a
+    gradient that it would have taken. Virtual time would depend on when a look happens.
+    """
     try:
         used = Path("/proc/self/task", str(thread.native_id), "schedstat").read_text().split()[0]
     except OSError:
         return None
-    return thread.ident, id(frame), frame.f_lasti, used
+    return thread.ident, used

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import pytest
@@ -158,3 +159,47 @@ def test_waiting_in_the_simulation_is_not_reported(capfd: pytest.CaptureFixture[
     with kernbench.simulate() as ctx:
         ctx.multiprocessing.spawn(body, args=(ctx,), nprocs=2)
     assert capfd.readouterr().err == ""
+
+
+class Value:
+    """What a function holds."""
+
+
+@needs_proc
+@pytest.mark.parametrize("opens", ["pathlib.Path.read_text", "linecache.getline"])
+def test_a_look_keeps_nothing_of_a_running_thread_alive(opens: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a file is read for a look, other threads run: what one drops then is gone, so torch counts what it would alone."""
+    held: list[weakref.ref[Value]] = []
+    inside, leave, left, end = (threading.Event() for _ in range(4))
+
+    def holds() -> None:
+        value = Value()
+        held.append(weakref.ref(value))
+        inside.set()
+        leave.wait()
+
+    def run() -> None:
+        holds()
+        left.set()
+        end.wait()
+
+    alive = []
+
+    def read(*_: object) -> str:
+        leave.set()
+        left.wait()
+        alive.append(held[0]() is not None)
+        return "1 2 3"
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    inside.wait()
+    with monkeypatch.context() as patched:
+        patched.setattr(opens, read)
+        if opens.startswith("pathlib"):
+            watchdog.place_of(thread)
+        else:
+            watchdog._stack_of(thread)
+    end.set()
+    assert alive
+    assert not any(alive)
