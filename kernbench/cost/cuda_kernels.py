@@ -145,14 +145,14 @@ def embedding_gradient(given: Operands, made: Operands) -> float:
     return nbytes_of(made) + nbytes_of(given) + parts + sorting + sums
 
 
-_SORTED_BY_A_BLOCK = 4096
+SORTED_BY_A_BLOCK = 4096
 """Elements of a row that one block sorts."""
 
 
 def sort_launches(given: Operands, made: Operands) -> int:
     """Of rows that fit a block three; of others those of CUB's passes, and of what is done before and after [H]."""
     key = max(given, key=lambda operand: operand.nbytes)
-    return 3 if key.shape and key.shape[-1] <= _SORTED_BY_A_BLOCK else 20
+    return 3 if key.shape and key.shape[-1] <= SORTED_BY_A_BLOCK else 20
 
 
 _BLOCKS_OF_ROWS = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import ceil, log2, prod
 
+from kernbench.cost.cuda_kernels import SORTED_BY_A_BLOCK
 from kernbench.cost.operands import Operand, Operands, everything, nbytes_of
 from kernbench.topology.dtypes import ITEM_BYTES
 
@@ -100,7 +101,7 @@ def _in_rows(operand: Operand, longest: int) -> bool:
 def by_sorting(given: Operands, made: Operands) -> float:
     """A radix sort passes over keys and indices once for each byte of a key; rows that fit a block, once (CUB, torch)."""
     key = max(given, key=lambda operand: operand.nbytes)
-    passes = 1.0 if _in_rows(key, 4096) else max(1.0, key.values * ITEM_BYTES[key.format])
+    passes = 1.0 if _in_rows(key, SORTED_BY_A_BLOCK) else max(1.0, key.values * ITEM_BYTES[key.format])
     return passes * everything(given, made)
 
 

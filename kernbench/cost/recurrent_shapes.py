@@ -17,6 +17,9 @@ from kernbench.topology.dtypes import ITEM_BYTES
 RELU, TANH, LSTM, GRU = range(4)
 """cuDNN's numbers of the kinds of cells."""
 
+GATES = (1, 1, 4, 3)
+"""Gates of each kind."""
+
 _RESERVED = {RELU: 1.0, TANH: 1.0, LSTM: 5.0, GRU: 4.0}
 """Elements that training keeps for each state besides the results: an LSTM's gates and cell [H]; of others likewise,
 UNVERIFIED."""

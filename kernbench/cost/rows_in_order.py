@@ -9,6 +9,7 @@ from math import ceil, log2, prod
 
 import numpy as np
 
+from kernbench.cost.cuda_kernels import SORTED_BY_A_BLOCK
 from kernbench.cost.estimate import Estimate
 from kernbench.cost.memory_bound import OPS, start_of, traffic_time
 from kernbench.cost.operands import Operand, Operands, nbytes_of
@@ -17,8 +18,6 @@ from kernbench.topology.device import DeviceSpec
 from kernbench.topology.dtypes import ITEM_BYTES
 
 _CLOCK, _PES = 1.83e9, 132
-_IN_A_BLOCK = 4096
-"""Elements of a row that one block sorts."""
 _PASS = {False: 15e-12, True: 12e-12}
 """Seconds of an element in a pass of a radix sort, one for each byte of its key; of all elements as one row without their
 places [H]."""
@@ -57,7 +56,7 @@ def sort_time(spec: DeviceSpec, given: Operands, *, flat: bool = False) -> Estim
     elements, item = prod(keys.shape), keys.values * ITEM_BYTES[keys.format]
     width = elements if flat or not keys.shape else keys.shape[-1]
     least = 0.0
-    if width <= _IN_A_BLOCK:
+    if width <= SORTED_BY_A_BLOCK:
         each, least = _BLOCK_SORT[min(size for size in _BLOCK_SORT if size >= min(item, 8))], _LEAST_PASS
     else:
         each, least = _PASS[flat] * item + (_OF_ROWS if width < elements else 0.0), _LEAST_PASS * item

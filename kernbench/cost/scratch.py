@@ -12,6 +12,7 @@ from math import ceil, prod
 from typing import Any
 
 from kernbench.cost.convolution_shapes import Convolution, is_channels_last, layout_copies
+from kernbench.cost.cuda_kernels import SORTED_BY_A_BLOCK
 from kernbench.cost.operands import Operand, Operands
 from kernbench.cost.recurrent_shapes import recurrent_workspace
 from kernbench.topology.device import DeviceSpec
@@ -21,8 +22,6 @@ Scratch = Callable[[Operands, Operands, Sequence[Any], DeviceSpec], Iterable[flo
 
 _FP32 = 4
 _INT64 = 8
-_SMALL_SORT = 4096
-"""Rows up to this length are sorted in one block."""
 _FEW_ROWS = 128
 _LONG_ROW = 1_000_000
 _THREADS = 512
@@ -52,7 +51,7 @@ def sorted_rows(given: Operands, made: Operands, args: Sequence[Any], device: De
     dim = next((each for each in args[1:] if type(each) is int), -1) if keys.shape else 0
     length = keys.shape[dim] if keys.shape else 1
     rows = prod(keys.shape) // max(length, 1)
-    if length <= _SMALL_SORT:
+    if length <= SORTED_BY_A_BLOCK:
         return []
     size = _itemsize(keys)
     if rows == 1 or length >= _LONG_ROW:

@@ -21,6 +21,7 @@ from kernbench.cost.operator import Kind, Model
 from kernbench.cost.operators import _ROWS, OPERATORS, find
 from kernbench.topology import load_device
 from kernbench.torch_backend.operations.operators import COMPOSITE, SKIP, VIEW, TorchOperator
+from tests.torch_samples import operators
 
 DEVICES = ("h100_sxm", "mi300x")
 LARGE = 1 << 28
@@ -92,9 +93,7 @@ def _memory(tensor: torch.Tensor) -> int:
 
 
 def _samples() -> Iterator[tuple[Any, Any]]:
-    from torch.testing._internal.common_methods_invocations import op_db
-
-    for op in op_db:
+    for op in operators():
         if "jiterator" in op.name:
             continue
         offered = (torch.float32, torch.int64, torch.bool, torch.complex64)

@@ -17,12 +17,12 @@ from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.values import known_values
 from kernbench.simulation.values.assumptions import default_stand_in, fill
 from kernbench.torch_backend.gpu.device.rank_device import RankDevice
-from kernbench.torch_backend.gpu.tensors.placement import PLAIN, components_of
+from kernbench.torch_backend.gpu.tensors.placement import PLAIN, components_of, is_sparse
 from kernbench.torch_backend.hollow.computed_shapes import shapes_by_computing
 from kernbench.torch_backend.hollow.data_dependent_shapes import selected
 from kernbench.torch_backend.hollow.host_looks import as_stated
 from kernbench.torch_backend.hollow.shapes import Described, UnknownShapeError, allocate, described, made_on_host
-from kernbench.torch_backend.hollow.sparse_tensors import NO_EQUAL_INDICES, answered, is_sparse, makes_sparse
+from kernbench.torch_backend.hollow.sparse_tensors import NO_EQUAL_INDICES, answered, makes_sparse
 from kernbench.torch_backend.hollow.stand_ins import assume, element_of, has_rule, keeps_to_stand_ins, places, stored_of
 from kernbench.torch_backend.hollow.whole_numbers import filled, fills_whole, gives_whole, keep_whole, stay_whole
 from kernbench.torch_backend.operations.calls import OperatorCall

@@ -14,7 +14,7 @@ import torch
 
 from kernbench.errors import KernbenchError
 from kernbench.simulation.memory.tensor_queries import listed_tensors
-from kernbench.torch_backend.gpu.tensors.placement import components_of
+from kernbench.torch_backend.gpu.tensors.placement import components_of, is_sparse
 from kernbench.torch_backend.hollow.shapes import Described, described
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -30,11 +30,6 @@ _BY_ELEMENT = ("mul", "mul_", "div", "div_")
 _TOGETHER = ("add", "add_", "sub", "sub_")
 _BAGS = "_embedding_bag_backward"
 NO_EQUAL_INDICES = "sparse tensors without data have no two equal indices and no zeros among their values"
-
-
-def is_sparse(tensor: Tensor) -> bool:
-    """Whether it has indices and values."""
-    return tensor.layout is not torch.strided and tensor.layout is not torch.jagged
 
 
 def makes_sparse(name: str, args: Any) -> bool:

@@ -37,7 +37,15 @@ from kernbench.torch_backend.gpu.kernels.device_asserts import explain_assert
 from kernbench.torch_backend.gpu.memory.host_memory import explain_operation
 from kernbench.torch_backend.gpu.tensors.nested_tensors import as_rows, is_nested, is_view
 from kernbench.torch_backend.gpu.tensors.pinning import is_pinned, pinned
-from kernbench.torch_backend.gpu.tensors.placement import PLAIN, block_of, is_described, place, place_result, recount
+from kernbench.torch_backend.gpu.tensors.placement import (
+    PLAIN,
+    block_of,
+    is_described,
+    is_sparse,
+    place,
+    place_result,
+    recount,
+)  # fmt: skip
 from kernbench.torch_backend.operations import capture_rules
 from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.operations.capturing import capture
@@ -61,7 +69,6 @@ from kernbench.torch_backend.operations.plans import NO_PLANS, NOT_PLANNED, Plan
 from kernbench.torch_backend.operations.same_device import check, is_mixed
 from kernbench.torch_backend.operations.seen_operands import operands_of
 from kernbench.torch_backend.operations.sparse_operands import (
-    any_sparse,
     as_components,
     like_dense,
     multiplies_sparse,
@@ -457,7 +464,7 @@ class Recorder(TorchDispatchMode):
             outputs += operator.written_unreturned(call.args, call.kwargs)
         flag = operator.is_flagged(call.args, call.kwargs)
         cost_then: Callable[[], Cost] | None = None
-        name, sparse = operator.name, any_sparse((*inputs, *outputs))
+        name, sparse = operator.name, any(map(is_sparse, (*inputs, *outputs)))
         if sparse:
             name = like_dense(name, inputs)
             inputs, outputs = call.inputs, call.outputs = as_components(inputs), as_components(outputs)

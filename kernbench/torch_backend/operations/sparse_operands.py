@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 
@@ -14,11 +14,6 @@ _STRIDED = torch.strided
 _ADDED = {"add_": "index_add_", "sub_": "index_add_", "add": "index_add", "sub": "index_add"}
 """What a sum of a dense tensor and a sparse one is like: elements are added where they belong."""
 _PRODUCTS = ("_sparse_mm", "_sparse_addmm", "_sparse_sparse_matmul", "sparse_sampled_addmm")
-
-
-def any_sparse(tensors: Iterable[torch.Tensor]) -> bool:
-    """Whether one of them has components (a jagged one has none)."""
-    return any(each.layout is not _STRIDED and components_of(each) for each in tensors)
 
 
 def as_components(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

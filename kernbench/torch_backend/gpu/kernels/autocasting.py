@@ -18,8 +18,7 @@ from typing import Any
 
 import torch
 
-from kernbench.simulation.memory.tensor_queries import tells_of_looks
-from kernbench.torch_backend.gpu.tensors.placement import PLAIN, block_of, place_result
+from kernbench.torch_backend.gpu.tensors.placement import PLAIN, block_of, is_on_gpu, place_result
 from kernbench.torch_backend.overloads import OpOverload
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -73,7 +72,7 @@ def _in_32_bits(overload: Any, inside: Any) -> Callable[..., Any]:
     def compute(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
             given = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
-            if not any(_on_a_gpu(each) for each in given):
+            if not any(is_on_gpu(each) for each in given):
                 return overload(*args, **kwargs)
             if inside is not None:
                 return _softmax(overload, inside, *args, **kwargs)
@@ -86,7 +85,7 @@ def _in_32_bits(overload: Any, inside: Any) -> Callable[..., Any]:
 
 def _as_it_is(overload: OpOverload) -> Callable[..., Any]:
     def compute(*args: object, **kwargs: object) -> Any:
-        on_a_gpu = any(isinstance(each, torch.Tensor) and _on_a_gpu(each) for each in args)
+        on_a_gpu = any(isinstance(each, torch.Tensor) and is_on_gpu(each) for each in args)
         if on_a_gpu and overload._can_decompose():
             return overload.decompose(*args, **kwargs)
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
@@ -95,10 +94,6 @@ def _as_it_is(overload: OpOverload) -> Callable[..., Any]:
             return overload(*map(_wide, args), **{name: _wide(each) for name, each in kwargs.items()})
 
     return compute
-
-
-def _on_a_gpu(tensor: torch.Tensor) -> bool:
-    return block_of(tensor) is not None or tells_of_looks(tensor)
 
 
 def _softmax(

@@ -14,8 +14,7 @@ from typing import Any
 
 import torch
 
-from kernbench.simulation.memory.tensor_queries import tells_of_looks
-from kernbench.torch_backend.gpu.tensors.placement import block_of
+from kernbench.torch_backend.gpu.tensors.placement import is_on_gpu
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -45,16 +44,12 @@ def register(library: Any) -> None:
         library.impl(name, kernel)
 
 
-def _on_a_gpu(tensor: torch.Tensor) -> bool:
-    return isinstance(tensor, Tensor) and (block_of(tensor) is not None or tells_of_looks(tensor))
-
-
 def _gru(stock: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @functools.wraps(stock)
     def gru_cell(
         input: Tensor, hx: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
     ) -> Tensor:
-        if not (_on_a_gpu(input) and _match(input, hx, w_ih, w_hh, 3)):
+        if not (is_on_gpu(input) and _match(input, hx, w_ih, w_hh, 3)):
             return stock(input, hx, w_ih, w_hh, b_ih, b_hh)
         gates = input @ w_ih.t(), hx @ w_hh.t()
         found: Tensor = torch.ops.aten._thnn_fused_gru_cell(*gates, hx, b_ih, b_hh)[0]
@@ -68,7 +63,7 @@ def _lstm(stock: Callable[..., tuple[Tensor, Tensor]]) -> Callable[..., tuple[Te
     def lstm_cell(
         input: Tensor, hx: Any, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor | None = None, b_hh: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        if not (_on_a_gpu(input) and len(hx) == 2 and _match(input, hx[0], w_ih, w_hh, 4)):
+        if not (is_on_gpu(input) and len(hx) == 2 and _match(input, hx[0], w_ih, w_hh, 4)):
             return stock(input, hx, w_ih, w_hh, b_ih, b_hh)
         gates = input @ w_ih.t(), hx[0] @ w_hh.t()
         found = torch.ops.aten._thnn_fused_lstm_cell(*gates, hx[1], b_ih, b_hh)

@@ -17,8 +17,7 @@ from typing import Any
 
 import torch
 
-from kernbench.simulation.memory.tensor_queries import tells_of_looks
-from kernbench.torch_backend.gpu.tensors.placement import block_of
+from kernbench.torch_backend.gpu.tensors.placement import block_of, is_on_gpu
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -53,16 +52,12 @@ def register(library: Any) -> None:
     library.impl("_fused_rms_norm_backward", fused_rms_norm_backward)
 
 
-def _on_a_gpu(tensor: torch.Tensor) -> bool:
-    return isinstance(tensor, Tensor) and (block_of(tensor) is not None or tells_of_looks(tensor))
-
-
 def _fused_norm(stock: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @functools.wraps(stock)
     def rms_norm(
         input: Tensor, normalized_shape: object, weight: Tensor | None = None, eps: float | None = None
     ) -> Tensor:
-        if not _on_a_gpu(input) or input.is_complex() or (weight is not None and weight.dtype is not input.dtype):
+        if not is_on_gpu(input) or input.is_complex() or (weight is not None and weight.dtype is not input.dtype):
             return stock(input, normalized_shape, weight, eps)
         found: Tensor = torch.ops.aten._fused_rms_norm(input, normalized_shape, weight, eps)[0]
         return found
@@ -73,7 +68,7 @@ def _fused_norm(stock: Callable[..., Tensor]) -> Callable[..., Tensor]:
 def _fused_dropout(stock: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @functools.wraps(stock)
     def dropout(input: Tensor, p: float, train: bool) -> Tensor:
-        if not (train and 0 < p < 1 and _on_a_gpu(input) and input.numel()):
+        if not (train and 0 < p < 1 and is_on_gpu(input) and input.numel()):
             return stock(input, p, train)
         return torch.native_dropout(input, p, train)[0]
 

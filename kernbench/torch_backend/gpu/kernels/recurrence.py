@@ -12,13 +12,9 @@ from typing import NamedTuple
 
 import torch
 
+from kernbench.cost.recurrent_shapes import GRU, LSTM, TANH
+
 Tensor = torch.Tensor
-
-RELU, TANH, LSTM, GRU = range(4)
-"""cuDNN's numbers of the kinds of cells."""
-
-GATES = (1, 1, 4, 3)
-"""Gates of each kind."""
 
 
 class Weights(NamedTuple):

@@ -16,10 +16,9 @@ from typing import Any
 
 import torch
 
-from kernbench.cost.recurrent_shapes import reserve_bytes
-from kernbench.simulation.memory.tensor_queries import tells_of_looks
-from kernbench.torch_backend.gpu.kernels.recurrence import GATES, GRU, LSTM, RELU, TANH, Layers, States, Weights
-from kernbench.torch_backend.gpu.tensors.placement import block_of
+from kernbench.cost.recurrent_shapes import GATES, GRU, LSTM, RELU, TANH, reserve_bytes
+from kernbench.torch_backend.gpu.kernels.recurrence import Layers, States, Weights
+from kernbench.torch_backend.gpu.tensors.placement import is_on_gpu
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -59,10 +58,6 @@ def register_shapes(library: Any) -> None:
         library.impl("_cudnn_rnn", _shapes, allow_override=True)
 
 
-def _on_a_gpu(tensor: Any) -> bool:
-    return isinstance(tensor, Tensor) and (block_of(tensor) is not None or tells_of_looks(tensor))
-
-
 def _chooses(stock: Callable[..., Any], mode: int) -> Callable[..., Any]:
     is_wrapped: Any = torch._C._functorch.is_functorch_wrapped_tensor
 
@@ -79,7 +74,7 @@ def _chooses(stock: Callable[..., Any], mode: int) -> Callable[..., Any]:
             sizes = None
         hx, cx = states if mode == LSTM else (states, None)
         given = [input, hx, *([] if cx is None else [cx]), *weights]
-        if not any(map(_on_a_gpu, given)) or any(map(is_wrapped, given)) or len({each.dtype for each in given}) > 1:
+        if not any(map(is_on_gpu, given)) or any(map(is_wrapped, given)) or len({each.dtype for each in given}) > 1:
             return stock(*args)  # which refuses several formats in its own words
         _check_devices(input, (hx, cx), weights)
         if torch.is_autocast_enabled("cuda"):

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from kernbench.simulation.memory.storages import NOTE, Block, DeviceMemory, Stored
-from kernbench.simulation.memory.tensor_queries import nbytes_of, storage_of
+from kernbench.simulation.memory.tensor_queries import nbytes_of, storage_of, tells_of_looks
 from kernbench.simulation.order.shadow_memory import forget
 from kernbench.simulation.values.assumptions import mean_of
 from kernbench.torch_backend.modes import plain_torch
@@ -66,6 +66,11 @@ def block_of(tensor: torch.Tensor) -> Block | None:
     return None
 
 
+def is_on_gpu(value: Any) -> bool:
+    """Whether it is a tensor on a simulated GPU, or one whose class tells of looks, which is one of the context's."""
+    return isinstance(value, torch.Tensor) and (block_of(value) is not None or tells_of_looks(value))
+
+
 def values_of(tensor: torch.Tensor) -> Any:
     """The memory of a tensor as a numpy array, for what stands for a GPU: it is not the host that looks."""
     with torch._C.DisableTorchFunction():  # a mode of the program would have torch.Tensor's called
@@ -86,6 +91,11 @@ def components_of(tensor: torch.Tensor) -> list[torch.Tensor]:
         return []
     with plain_torch():
         return [getattr(torch._C.TensorBase, name)(tensor) for name in names]
+
+
+def is_sparse(tensor: torch.Tensor) -> bool:
+    """Whether a tensor consists of indices and values."""
+    return tensor.layout in _COMPONENTS
 
 
 _ROWS, _COLUMNS = ("crow_indices", "col_indices", "values"), ("ccol_indices", "row_indices", "values")
