@@ -46,7 +46,6 @@ def _what_takes(cls: Any, sample: Any) -> Any:
     host = current_simulation().hosts.current()
     made, forward = sample.constructor_input, sample.forward_input
     module = cls(*made.args, **made.kwargs).to("cuda")
-    gc.collect()  # memory of one is not given back while another is looked at
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     began, before = host.clock, torch.cuda.memory_allocated()
@@ -65,6 +64,7 @@ def _all(data: bool) -> dict[str, Any]:
 
     def worker(rank: int) -> None:
         torch.manual_seed(0)
+        gc.disable()  # memory of one is not given back while another is looked at
         for name, cls, sample in _samples():
             try:
                 found[name] = _what_takes(cls, sample)
@@ -73,12 +73,10 @@ def _all(data: bool) -> dict[str, Any]:
 
     with warnings.catch_warnings(), kernbench.simulate("dgx_h100", enable_data=data) as ctx:
         warnings.simplefilter("ignore")
-        gc.collect()
-        gc.freeze()  # so that the collections below are quick
         try:
             ctx.multiprocessing.spawn(worker, nprocs=1)
         finally:
-            gc.unfreeze()
+            gc.enable()
     return found
 
 
