@@ -8,6 +8,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
+from _pytest import timing
 
 import kernbench
 from kernbench import KernbenchError
@@ -117,6 +118,14 @@ def test_a_function_kept_from_a_rank_is_the_stock_one_outside():
     random.seed(3)
     assert kept["uniform"]() == first
     kept["sleep"](0.0)
+
+
+def test_pytest_times_its_tests_by_the_machines_clock():
+    """A fixture that opens a GPU makes the test a rank: what begins on one clock would end on the other."""
+    times = []
+    begin = timing.Instant()
+    spawn(lambda rank: times.append(begin.elapsed().seconds), nprocs=1)
+    assert 0 <= times[0] < 60
 
 
 def test_a_simulation_inside_another_ones_ranks_time_has_names_of_its_own():

@@ -41,8 +41,16 @@ _TIMES_ITSELF = frozenset({
 """Modules whose looks at clocks are not the program's: to time themselves, only when a cache has not what they make; and beside
 a wait, of which there is one or not by whether another process has already ended on the machine that simulates."""
 
-_OF_THE_SIMULATOR = sys.stdlib_module_names | {"kernbench", "torch", "triton"}
-"""Packages whose modules keep the host's clock where they took it by name: they time themselves, and wait for threads."""
+_OF_THE_MACHINE = sys.stdlib_module_names | {
+    "kernbench",
+    "torch",
+    "triton",
+    "_pytest",
+    "xdist",
+    "execnet",
+    "pytest_timeout",
+}
+"""Packages whose modules keep the host's clock where they took it by name: they time themselves or tests, and wait."""
 
 _stock = {name: getattr(time, name) for name in (
     "sleep", "time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns",
@@ -166,7 +174,7 @@ def install_kept(patches: Patches) -> None:
     """Packages that took the functions by name when they were imported, as tqdm, which torch imports, does."""
     for module_name in sys.modules.keys() - _scanned:
         _scanned.add(module_name)
-        if module_name.partition(".")[0] not in _OF_THE_SIMULATOR:
+        if module_name.partition(".")[0] not in _OF_THE_MACHINE:
             names = getattr(sys.modules[module_name], "__dict__", {})
             _kept.extend((sys.modules[module_name], name) for name, stock in _stock.items() if names.get(name) is stock)
     for module, name in _kept:
