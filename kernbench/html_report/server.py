@@ -243,6 +243,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
     """Threads that only look (:mod:`kernbench.scheduler.watchdog`)."""
 
     allow_reuse_address = True
+    request_queue_size = CONNECTIONS  # where it is full, a client tries again after seconds
     daemon_threads = True
     block_on_close = False
 

@@ -42,6 +42,7 @@ def run(step: dict[str, Any], folder: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
+@pytest.mark.long  # installs, and a run of pytest
 def test_every_step_succeeds_in_a_checkout(checkout: Path) -> None:
     printed = {}
     for step in STEPS:

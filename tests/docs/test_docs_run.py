@@ -12,7 +12,8 @@ import kernbench
 from tests.docs.pages import ROOT, Page, find_pages, matches
 
 LONG = (
-    "docs/compile.md", "docs/precompile.md", "docs/sweep.md", "docs/tour.md", "docs/trace.md", "docs/what_if.md",
+    "docs/compile.md", "docs/cost_models.md", "docs/order.md", "docs/precompile.md", "docs/sweep.md", "docs/tour.md",
+    "docs/trace.md", "docs/what_if.md",
 )  # fmt: skip
 """Pages whose examples compile much, run a program many times, or in an interpreter of its own."""
 
