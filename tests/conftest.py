@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.process
 import os
 import signal
 import sys
@@ -67,6 +68,7 @@ def _surroundings() -> dict[str, Any]:
         **variables,
         "sys.argv": list(sys.argv),
         "os.getcwd()": os.getcwd(),
+        "how processes are started": multiprocessing.process.BaseProcess.start,
         "torch's default dtype": torch.get_default_dtype(),
         "torch's precision of products": torch.get_float32_matmul_precision(),
         "torch's precision of convolutions": torch.backends.cudnn.allow_tf32,

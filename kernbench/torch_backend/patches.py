@@ -3,24 +3,53 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+import itertools
+import weakref
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.metadata import version
-from typing import Any
+from typing import Any, NamedTuple
 
 from kernbench.errors import KernbenchError
 
 _MISSING: object = object()
 
+_numbers = itertools.count()
+_placed: weakref.WeakSet[Patches] = weakref.WeakSet()
+"""Those whose attributes are in place."""
+
+
+class _Replaced(NamedTuple):
+    """An attribute that has another value.
+
+    Attributes:
+        stock: what it was, ``_MISSING`` if its owner itself did not have it.
+        number: of all that were ever replaced.
+    """
+
+    owner: Any
+    name: str
+    stock: Any
+    value: Any
+    number: int
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """Which attribute it is."""
+        return id(self.owner), self.name
+
 
 class Patches:
     """Attributes of modules, classes and dictionaries that have another value until :meth:`undo`.
 
-    What was set can be put in place again with :meth:`redo`, which costs a tenth of making the values anew.
+    What was set can be put in place again with :meth:`redo`, which costs a tenth of making the values anew. Several may replace
+    the same attribute, and be undone in any order: the attribute has the value of the last one that is left.
     """
 
     def __init__(self) -> None:
-        self._made: list[tuple[Any, str, Any, Any]] = []
+        self._made: list[_Replaced] = []
+        self._again = -1
+        """The number from which on it was redone."""
         self._lifted = False
         self._in_place = True
 
@@ -40,8 +69,9 @@ class Patches:
 
     def add(self, owner: Any, name: str, value: Any) -> None:
         """Give ``owner`` a name, which it may have already; if it was not in ``owner`` itself, it will be deleted again."""
-        self._made.append((owner, name, vars(owner).get(name, _MISSING), value))
+        self._made.append(_Replaced(owner, name, vars(owner).get(name, _MISSING), value, next(_numbers)))
         setattr(owner, name, value)
+        _placed.add(self)
 
     @contextmanager
     def lifted(self) -> Iterator[None]:
@@ -50,7 +80,7 @@ class Patches:
             yield
             return
         self._lifted = True
-        values = [(owner, name, vars(owner)[name]) for owner, name, _, _ in self._made]
+        values = [(each.owner, each.name, vars(each.owner)[each.name]) for each in self._made]
         _put_back(self._made)
         try:
             yield
@@ -63,24 +93,48 @@ class Patches:
         """Put everything back, last first. Idempotent."""
         if self._in_place:
             self._in_place = False
-            _put_back(self._made)
+            _placed.discard(self)
+            covered = self._hand_on()
+            _put_back([each for each in self._made if each.key not in covered])
 
     def redo(self) -> bool:
         """After :meth:`undo`: set everything again, in the same order.
 
         False, with nothing set, if one of the attributes has been changed since: the values were made from what it was.
         """
-        for index, (owner, name, stock, value) in enumerate(self._made):
+        for index, (owner, name, stock, value, _) in enumerate(self._made):
             if vars(owner).get(name, _MISSING) is not stock:
                 _put_back(self._made[:index])
                 return False
             setattr(owner, name, value)
         self._in_place = True
+        self._again = next(_numbers)
+        _placed.add(self)
         return True
 
+    def _hand_on(self) -> Collection[tuple[int, str]]:
+        """Have those that replaced our values put back what we found; gives the attributes that have theirs."""
+        found: dict[tuple[int, str], Any] = {}
+        given: dict[tuple[int, str], _Replaced] = {}
+        for each in self._made:
+            found.setdefault(each.key, each.stock)
+            given[each.key] = each
+        covered = set()
+        for other in _placed:
+            for index, theirs in enumerate(other._made):
+                ours = given.get(theirs.key)
+                if ours is None or theirs.stock is not ours.value:
+                    continue
+                if max(theirs.number, other._again) < max(ours.number, self._again):
+                    continue  # it is ours that replaced theirs, with what they had found
+                other._made[index] = theirs._replace(stock=found[theirs.key])
+                if vars(theirs.owner).get(theirs.name, _MISSING) is not ours.value:  # it is, while theirs are lifted
+                    covered.add(theirs.key)
+        return covered
 
-def _put_back(made: Sequence[tuple[Any, str, Any, Any]]) -> None:
-    for owner, name, stock, _ in reversed(made):
+
+def _put_back(made: Sequence[_Replaced]) -> None:
+    for owner, name, stock, _, _ in reversed(made):
         if stock is _MISSING:
             delattr(owner, name)
         else:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import time
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -33,6 +35,24 @@ def test_patches_are_set_again_after_they_were_undone():
     patches.undo()
     assert Owner.first == 1
     assert not hasattr(Owner, "second")
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations(range(3))], ids=str)
+@pytest.mark.parametrize("lifts", [False, True])
+def test_patches_of_one_attribute_are_undone_in_any_order(order: tuple[int, ...], lifts: bool) -> None:
+    """Also where one gives it the value that another has found."""
+    several = [Patches() for _ in range(3)]
+    for number, each in enumerate(several):
+        each.set(Owner, "first", f"{number}, to be replaced")
+        each.set(Owner, "first", number)
+        each.add(Owner, "second", number)
+    left = list(range(3))
+    for number in order:
+        with several[left[-1]].lifted() if lifts and left[-1] != number else nullcontext():
+            several[number].undo()
+        left.remove(number)
+        assert getattr(Owner, "second", None) == (left[-1] if left else None)
+        assert Owner.first == (left[-1] if left else 1)
 
 
 def test_patches_are_not_set_over_what_somebody_has_changed(monkeypatch):
