@@ -103,9 +103,14 @@ def write_file(path: str | Path, content: str | bytes, *, compressed: bool = Fal
     Raises:
         OutputError: see :func:`replacing`.
     """
-    data = content.encode(errors="backslashreplace") if isinstance(content, str) else content
+    data = writable_text(content).encode() if isinstance(content, str) else content
     with replacing(path) as part:
         part.write_bytes(gzip.compress(data, mtime=0) if compressed else data)
+
+
+def writable_text(text: str) -> str:
+    """The same as UTF-8 can write it: lone surrogates in it (a file name that is no text, say) are escaped."""
+    return text.encode(errors="backslashreplace").decode()
 
 
 def _is_written_in_place(path: Path) -> bool:

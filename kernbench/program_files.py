@@ -18,9 +18,10 @@ from kernbench.errors import ConfigError
 def read_program(path: str | Path) -> bytes:
     """The text of a file. Raises :class:`ConfigError` if it cannot be read."""
     try:
-        return Path(path).read_bytes()
+        with open(path, "rb") as file:
+            return file.read()
     except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+        raise ConfigError(f"cannot read {str(path) or repr('')}: {error.strerror}") from None
 
 
 def compiled_program(source: bytes, path: str) -> CodeType:
@@ -34,6 +35,8 @@ def compiled_program(source: bytes, path: str) -> CodeType:
 
 def find_module(name: str) -> ModuleSpec | None:
     """Where the module is that ``python -m name`` runs. Its packages are not imported: each rank does that itself."""
+    if not all(name.split(".")):
+        return None  # finders of other packages, pytest's say, take it for a name and raise
     here, found = [os.getcwd(), *sys.path], None
     path: Sequence[str] = here
     for end in [at for at, sign in enumerate(name) if sign == "."] + [len(name)]:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import multiprocessing.process
 import os
+import shutil
 import signal
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 # One thread per test process, of torch and of what tests start: xdist already keeps every core busy.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+from pathlib import Path
+
 import hypothesis
 import pytest
 import torch
+from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -29,6 +34,29 @@ hypothesis.settings.register_profile(
     "kernbench", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
 )
 hypothesis.settings.load_profile("kernbench")
+
+
+TEMPORARY = pytest.StashKey[Path]()
+"""The folder for temporary files of the process of a run."""
+
+OURS = ("kernbench-run-", "kernbench-dask-", "kernbench-compare-")
+"""How names begin of the folders that kernbench makes there."""
+
+
+@pytest.hookimpl(trylast=True)  # after pytest has its own folder
+def pytest_configure(config: pytest.Config) -> None:
+    """What tests and their processes leave in the folder for temporary files goes with the run: torchrun leaves a folder, as
+    on a machine with GPUs, and so does what is killed."""
+    os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", default_cache_dir())  # compiled once for all runs
+    folder = config._tmp_path_factory.mktemp("t")  # type: ignore[attr-defined]  # short: names of sockets are in it
+    config.stash[TEMPORARY] = folder
+    os.environ["TMPDIR"] = str(folder)
+    tempfile.tempdir = None  # Python looks again
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    if folder := config.stash.get(TEMPORARY, None):
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 # What changes how the tools that tests start print (pytest wraps and shortens by them, too).
@@ -52,11 +80,13 @@ def plain_surroundings() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def own_surroundings() -> Iterator[None]:
+def own_surroundings(pytestconfig: pytest.Config) -> Iterator[None]:
     """A test leaves the process as it was: what one leaves behind is a failure of another, in some orders."""
-    before = _surroundings()
+    temporary = pytestconfig.stash[TEMPORARY]
+    before, files = _surroundings(), set(os.listdir(temporary))
     yield
     left = _surroundings()
+    assert [name for name in set(os.listdir(temporary)) - files if name.startswith(OURS)] == [], "folders left behind"
     assert {name: value for name, value in left.items() if before.get(name) != value} == {}, "left behind"
     assert before.keys() - left.keys() == set(), "taken away"
 

@@ -16,6 +16,7 @@ from typing import Any
 import click
 import torch.distributed
 
+from kernbench.child_processes import end_with_fork_parent
 from kernbench.commands import run as one_run
 from kernbench.commands.torchrun_options import DASHES
 from kernbench.errors import ConfigError, KernbenchError
@@ -139,14 +140,15 @@ def begun(asked: AskedRuns, schedule: str) -> tuple[Any, Any]:
     answers, mine = context.Pipe(duplex=False)
     sys.stdout.flush()
     sys.stderr.flush()
-    process = context.Process(target=_answer, args=(mine, asked, schedule))
+    process = context.Process(target=_answer, args=(mine, asked, schedule, os.getpid()))
     process.start()
     mine.close()
     return process, answers
 
 
-def _answer(connection: Any, asked: AskedRuns, schedule: str) -> None:
+def _answer(connection: Any, asked: AskedRuns, schedule: str, parent: int) -> None:
     """In a fork."""
+    end_with_fork_parent(parent)
     try:
         connection.send(_trial(asked, schedule))
     except ConfigError as error:

@@ -22,6 +22,7 @@ from kernbench.html_report.study import write_study
 from kernbench.order import schedule_of, told
 from kernbench.plugins.manager import default_manager
 from kernbench.plurals import counted
+from kernbench.scheduler.interruption import ending_signals
 from kernbench.stand_ins import standing_in
 
 _PATIENCE = 2
@@ -55,6 +56,7 @@ def explore(
     with standing_in(values["stand_ins"]):
         pass  # one that there is none of is no finding of a run
     with ExitStack() as stack:
+        stack.enter_context(ending_signals())  # the forks end with this process
         if scheduler is None:
             warm_up(values["system"])
             run: ExploredRuns = ForkedRuns(jobs or 1)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import shutil
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from kernbench.child_processes import end_with_parent
 from kernbench.driver_tools import nvidia_smi
 from kernbench.errors import ConfigError, KernbenchError
 
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 
 _GRACE = 0.8
 """Seconds of wall-clock time that a command has to end when the run is stopped."""
-
-_PR_SET_PDEATHSIG = 1
 
 
 def found(program: str) -> str | None:
@@ -114,7 +111,7 @@ class RankCommand:
             environ.update(
                 inventory.variables_of(inventory.idle_gpus(topology)), PATH=nvidia_smi.on_path(environ["PATH"])
             )
-        process = subprocess.Popen(self._arguments, env=environ, preexec_fn=_end_with_parent)
+        process = subprocess.Popen(self._arguments, env=environ, preexec_fn=end_with_parent)
         try:
             yield process
         finally:
@@ -123,10 +120,6 @@ class RankCommand:
                     end()
                     with contextlib.suppress(subprocess.TimeoutExpired):
                         process.wait(_GRACE)
-
-
-def _end_with_parent() -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def _tell(text: str) -> None:

@@ -24,6 +24,7 @@ from kernbench.input_files import resolved
 from kernbench.precompile.kernels import surroundings_now
 from kernbench.precompile.space import Space, Variant, read_spaces, variants
 from kernbench.precompile.worker import COMPILED, FAILED, HIT, Compilation, begin_worker, compile_variant
+from kernbench.scheduler.interruption import ending_signals
 from kernbench.stand_ins import TOLD
 
 Progress = Callable[[Compilation], None]
@@ -164,7 +165,8 @@ def _pool(jobs: int, cache: str | None) -> Iterator[ProcessPoolExecutor]:
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=begin_worker, initargs=given)
     try:
-        yield pool
+        with ending_signals():
+            yield pool
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

@@ -7,6 +7,7 @@ import time
 import traceback
 from dataclasses import dataclass
 
+from kernbench.child_processes import end_with_parent
 from kernbench.precompile import target as triton_target
 from kernbench.precompile.arguments import stand_in
 from kernbench.precompile.events import count_compiles
@@ -40,6 +41,7 @@ class Compilation:
 def begin_worker(directory: str | None, surroundings: Surroundings, stand_ins: str) -> None:
     """Start of a worker process: where Triton keeps what it compiles, what modules of kernels are executed within, and which
     packages they can import besides (:data:`kernbench.stand_ins.TOLD`)."""
+    end_with_parent()  # it would wait for work for ever
     if directory is not None:
         os.environ["TRITON_CACHE_DIR"] = directory
     import_within(surroundings)

@@ -73,7 +73,7 @@ class RankProgram:
             name += ".__main__"
             spec = find_module(name)
         if spec is None or spec.origin is None or not spec.has_location:
-            raise ConfigError(f"no module named {name} that could be run")
+            raise ConfigError(f"no module named {name!r} that could be run")
         source = Path(spec.origin).read_bytes()
         return cls(compiled_program(source, spec.origin), spec.origin, name.rpartition(".")[0], (spec.origin, *args))
 

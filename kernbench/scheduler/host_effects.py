@@ -19,7 +19,7 @@ from os import getpid
 from typing import Any, TypeVar
 
 from kernbench.errors import ConfigError
-from kernbench.scheduler.interruption import EndingHandler
+from kernbench.scheduler.interruption import DEFAULTS, EndingHandler
 
 try:
     from greenlet import _greenlet
@@ -246,7 +246,7 @@ def interruptible(on_interrupt: Callable[[], None]) -> Iterator[None]:
         before[signum](signum, frame)
 
     if threading.current_thread() is threading.main_thread():
-        for each in (signal.SIGINT, signal.SIGTERM):
+        for each in DEFAULTS:
             handler = signal.getsignal(each)
             if handler is signal.default_int_handler or isinstance(handler, EndingHandler):
                 before[each] = handler

@@ -1,4 +1,4 @@
-"""Signals that end a run: SIGINT (Ctrl-C) and SIGTERM, so that what it has come to can still be reported."""
+"""Signals that end a run: SIGINT (Ctrl-C), SIGTERM and SIGHUP, so that what it has come to can still be reported."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ class Interrupted(KeyboardInterrupt):
         return 128 + self.signum
 
 
-_DEFAULTS: dict[signal.Signals, object] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+DEFAULTS: dict[signal.Signals, object] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
+if hasattr(signal, "SIGHUP"):  # a terminal that has been closed
+    DEFAULTS[signal.SIGHUP] = signal.SIG_DFL
 """The signals that end a run, where they are handled as Python does by itself."""
 
 
@@ -62,7 +64,7 @@ class EndingHandler:
 
     def __init__(self) -> None:
         self._process = os.getpid()
-        self.before = {each: default for each, default in _DEFAULTS.items() if signal.getsignal(each) is default}
+        self.before = {each: default for each, default in DEFAULTS.items() if signal.getsignal(each) is default}
         """The signals that it is to handle: those that were handled as Python does by itself, and how."""
 
     @property
@@ -86,7 +88,7 @@ class EndingHandler:
 
 @contextmanager
 def ending_signals() -> Iterator[None]:
-    """For the length of a block, SIGINT and SIGTERM raise :class:`Interrupted` in it, in the main thread; the second one ends
+    """For the length of a block, these signals raise :class:`Interrupted` in it, in the main thread; the second one ends
     the process. Elsewhere, and where another handler is set, without effect."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -6,12 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from kernbench.output_files import writable_text
+
 OK, FAILED = "ok", "failed"
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one point. Nothing in it depends on the machine or on how long it took.
+    """What became of one point. Nothing in it depends on the machine or on how long it took; its text can be written.
 
     Attributes:
         index: of the point in the grid.
@@ -27,3 +29,13 @@ class Outcome:
     metrics: Mapping[str, Any] = field(default_factory=dict)
     error: str = ""
     detail: str = ""
+
+    def __post_init__(self) -> None:
+        metrics = {
+            writable_text(name): writable_text(value) if isinstance(value, str) else value
+            for name, value in self.metrics.items()
+        }
+        for name, value in (
+            ("metrics", metrics), ("error", writable_text(self.error)), ("detail", writable_text(self.detail))
+        ):  # fmt: skip
+            object.__setattr__(self, name, value)

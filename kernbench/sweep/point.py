@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 from kernbench.advice import advice_for
@@ -17,12 +18,15 @@ from kernbench.sweep.spec import Task, accepted, load_program
 _MOST_OF_A_LINE = 100
 """Characters of a message beside which there is advice."""
 
+_BITS = 63
+"""Of a whole number beside its sign: what tables hold."""
+
 
 def run_task(task: Task) -> Outcome:
     """Simulate one point. An error of the program is part of the outcome."""
     try:
         metrics = _simulate(task)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         text = _in_a_line(error)
         return Outcome(task.index, task.key, FAILED, {}, text, user_traceback(error))
     return Outcome(task.index, task.key, OK, metrics)
@@ -64,14 +68,27 @@ def _simulate(task: Task) -> dict[str, object]:
     with simulate(handle, ccl=ccl, plugins=task.plugins, **options) as ctx:
         returned = program(ctx, **accepted(program, parameters))
         ctx.synchronize()
-        metrics = {name: _plain(name, value) for name, value in (returned or {}).items()}
-        return {**metrics, "virtual_seconds": ctx.now()}
+        return {**_metrics({} if returned is None else returned), "virtual_seconds": ctx.now()}
+
+
+def _metrics(returned: Any) -> dict[str, Any]:
+    """What a program has returned as numbers and text."""
+    if not isinstance(returned, Mapping):
+        raise ConfigError(f"the program returned {type(returned).__name__}; expected a mapping from names to metrics")
+    wrong = next((name for name in returned if not isinstance(name, str)), None)
+    if wrong is not None:
+        raise ConfigError(f"the program returned a metric whose name is {type(wrong).__name__}; expected text")
+    return {name: _plain(name, value) for name, value in returned.items()}
 
 
 def _plain(name: str, value: Any) -> Any:
     """A metric as a number or text."""
     if hasattr(value, "item") and getattr(value, "numel", lambda: getattr(value, "size", 0))() == 1:
         value = value.item()
+    if isinstance(value, int) and value.bit_length() > _BITS:
+        raise ConfigError(
+            f"the program returned {name!r}, a number of {value.bit_length()} bits; expected {_BITS} at most"
+        )
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     raise ConfigError(f"the program returned {name!r} = {type(value).__name__}; expected a number or text")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from kernbench.scheduler.interruption import ending_signals
 from kernbench.sweep.journal import Journal
 from kernbench.sweep.outcome import FAILED, Outcome
 from kernbench.sweep.workers import Keyed, Run, run_here, run_on_dask, run_side_by_side
@@ -55,7 +56,7 @@ class StudyRunner:
         todo = [task for task in tasks if task.key not in outcomes]
         if todo:
             journal.warn_of_damage()
-        with journal.opened(fresh=not self.resume):
+        with ending_signals(), journal.opened(fresh=not self.resume):
             for outcome in self._outcomes(todo, run, own_processes):
                 outcomes[outcome.key] = outcome
                 journal.add(outcome)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -86,19 +87,26 @@ def draw(path: Path, plot: PlotSpec, rows: Sequence[Row], title: str) -> None:
     for row in rows:
         if row["status"] == OK and row[plot.y] is not None:
             lines.setdefault(label({name: row[name] for name in plot.by}), []).append((row[plot.x], row[plot.y]))
-    with matplotlib.rc_context({"svg.hashsalt": "kernbench"}):
+    with matplotlib.rc_context({"svg.hashsalt": "kernbench", "text.parse_math": False}):
         figure = Figure(figsize=(7, 4.5), layout="constrained")
         axes = figure.subplots()
         for name, points in lines.items():
             axes.plot(*zip(*sorted(points, key=_sortable), strict=True), marker="o", label=name or None)
         axes.set(xlabel=plot.x, ylabel=plot.y, title=title)
         if plot.log:
-            axes.set(xscale="log", yscale="log")
+            drawn = [point for points in lines.values() for point in points]
+            for scale, values in (("xscale", [x for x, _ in drawn]), ("yscale", [y for _, y in drawn])):
+                if values and all(_can_be_logarithmic(value) for value in values):
+                    axes.set(**{scale: "log"})
         axes.grid(alpha=0.3)
         if plot.by:
             axes.legend()
         with replacing(path) as part:
             figure.savefig(part, format="svg", metadata={"Date": None})
+
+
+def _can_be_logarithmic(value: object) -> bool:
+    return isinstance(value, (int, float)) and 0 < value < math.inf
 
 
 def _sortable(pair: tuple[object, Any]) -> tuple[bool, Any]:

@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from kernbench.child_processes import end_children
 from kernbench.environment_variables import variables_kept
 from kernbench.errors import ConfigError
 from kernbench.grid import Point
@@ -56,6 +57,7 @@ def run_side_by_side(tasks: Sequence[T], run: Run[T], jobs: int) -> Iterator[Out
         finally:
             for future in futures:
                 future.cancel()
+            end_children()
 
 
 def run_on_dask(tasks: Sequence[T], run: Run[T], *, scheduler: str | None, jobs: int | None) -> Iterator[Outcome]:
@@ -122,15 +124,15 @@ def _cluster_of_this_machine(distributed: Any, jobs: int | None) -> Iterator[Any
             "a cluster of this machine needs the package cryptography, for connections that no other user of the machine "
             "can make: install kernbench[sweep], or use jobs=0"
         ) from None
-    pages: dict[str, list[str]] = {"distributed.scheduler.http.routes": [], "distributed.worker.http.routes": []}
+    pages: dict[str, object] = {"distributed.scheduler.http.routes": [], "distributed.worker.http.routes": []}
     with (
         tempfile.TemporaryDirectory(prefix="kernbench-dask-") as folder,  # what spills is pickled, and read again
-        dask.config.set(pages),
+        dask.config.set({**pages, "temporary-directory": folder}),  # it makes one of its own, and leaves it
         variables_kept(),  # Dask sets some for its workers, here too
         # One thread per process: a simulation changes the state of torch in its process while it runs.
         distributed.LocalCluster(
             n_workers=jobs, threads_per_worker=1, processes=True, security=security, host="127.0.0.1",
-            dashboard_address="127.0.0.1:0", silence_logs="ERROR", local_directory=folder,
+            dashboard_address="127.0.0.1:0", silence_logs="CRITICAL", local_directory=folder,
         ) as cluster,
     ):  # fmt: skip
         yield cluster

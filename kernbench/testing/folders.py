@@ -17,7 +17,7 @@ from kernbench.errors import ConfigError
 
 def run_folder() -> Path:
     """A new folder for one run, which this user alone can read and write, under a name that cannot be guessed."""
-    return Path(tempfile.mkdtemp(prefix="kernbench-run-"))
+    return Path(tempfile.mkdtemp(prefix="kernbench-tests-"))
 
 
 def user_folder(name: str) -> Path:

@@ -40,7 +40,7 @@ def draw(path: Path, rows: Sequence[Row], settings: Sequence[str], unit: str, ti
     from matplotlib.figure import Figure
 
     told = [name for name in settings if len({row[name] for row in shown}) > 1]  # the others are the same for all
-    with matplotlib.rc_context({"svg.hashsalt": "kernbench"}):
+    with matplotlib.rc_context({"svg.hashsalt": "kernbench", "text.parse_math": False}):
         figure = Figure(figsize=(8, 5), layout="constrained")
         axes = figure.subplots()
         if all(row.get("tpot_p50") for row in shown):

@@ -85,7 +85,7 @@ def _source_of(question: Question) -> str:
     if question.module:
         spec = find_module(question.program)
         if spec is None:
-            raise ConfigError(f"no module named {question.program} that could be run")
+            raise ConfigError(f"no module named {question.program!r} that could be run")
         path = Path(spec.origin or "")
     else:
         path = Path(question.program)

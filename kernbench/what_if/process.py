@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from kernbench.child_processes import run_child
 from kernbench.errors import ConfigError
 from kernbench.trace.run_result import RunResult, read_result
 
@@ -45,10 +46,9 @@ def run_in_process(
         file = Path(place, "result.json")
         command, *rest = arguments
         try:
-            ran = subprocess.run(
+            ran = run_child(
                 [sys.executable, "-m", "kernbench", command, "--json", str(file), *rest],
-                cwd=folder, env={**os.environ, "PYTHONPATH": _path(), **environment}, stdin=subprocess.DEVNULL,
-                capture_output=True, text=True, errors="replace", timeout=timeout, check=False,
+                cwd=folder, env={**os.environ, "PYTHONPATH": _path(), **environment}, timeout=timeout,
             )  # fmt: skip
         except subprocess.TimeoutExpired:
             return Ran(None, f"not done after {timeout:g} s of real time")

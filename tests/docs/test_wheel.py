@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import venv
 import zipfile
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,13 +31,17 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tools(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The commands of an environment into which the wheel was installed, with what it needs."""
+def tools(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The commands of an environment into which the wheel was installed, with what it needs: gigabytes, while tests use it."""
     folder = tmp_path_factory.mktemp("stranger") / "venv"
-    venv.create(folder, with_pip=True)
-    bin_folder = folder / "bin"
-    subprocess.run([bin_folder / "python", "-m", "pip", "install", "--quiet", str(wheel)], check=True, timeout=600)
-    return bin_folder
+    try:
+        venv.create(folder, with_pip=True)
+        bin_folder = folder / "bin"
+        install = [bin_folder / "python", "-m", "pip", "install", "--quiet", str(wheel)]
+        subprocess.run(install, check=True, timeout=600)
+        yield bin_folder
+    finally:
+        shutil.rmtree(folder)
 
 
 @dataclass

@@ -14,7 +14,7 @@ import kernbench
 from tests.house.source import Package
 
 LAYERS = (
-    ("notebook_html",),
+    ("child_processes", "notebook_html"),
     (
         "defaults",
         "environment_variables",

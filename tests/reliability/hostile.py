@@ -36,8 +36,9 @@ LONGEST_LINE = 6000  # a path of the system's, and what is known besides
 EXAMPLES = int(os.environ.get("KERNBENCH_HOSTILE", "300"))
 """Inputs of each kind in the long tests."""
 
-PART = 500
-"""Inputs of one test: it ends before pytest takes the process for one that stands still, and parts run side by side."""
+PART = 100
+"""Inputs of one test: it ends, on a machine that is busy otherwise, too, before pytest takes the process for one that stands
+still; parts run side by side."""
 
 PARTS = [min(PART, EXAMPLES - begin) for begin in range(0, EXAMPLES, PART)]
 

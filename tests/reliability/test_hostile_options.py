@@ -84,7 +84,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     files = {
         "nothing.py": "", "program.py": PROGRAM, "kernel.py": KERNEL, "broken.yaml": "{[",
         "broken.json": '{"traceEvents": [{}]}',
-        "sweep.yaml": SWEEP, "spaces.yaml": SPACES, "tune.yaml": TUNE, "manifest.yaml": MANIFEST,
+        "mine.yaml": "extends: sip8\n", "sweep.yaml": SWEEP, "spaces.yaml": SPACES, "tune.yaml": TUNE,
+        "manifest.yaml": MANIFEST,
     }  # fmt: skip
     for name, text in files.items():
         (tmp_path / name).write_text(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
 from collections.abc import Callable
 from typing import Any
@@ -23,10 +24,12 @@ Run = Callable[..., list[Any]]
 @pytest.fixture(scope="module", autouse=True)
 def _one_cache(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Inductor's own cache, for all tests of this file."""
+    folder = tmp_path_factory.mktemp("compiled")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("inductor")))
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder / "inductor"))
+        patch.setenv("TRITON_CACHE_DIR", str(folder / "triton"))
         yield
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture

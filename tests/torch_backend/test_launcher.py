@@ -199,11 +199,13 @@ def test_a_package_is_imported_by_the_ranks_that_run_a_module_of_it(
     assert told(result) == {rank: [["x"], "other", "torch.distributed.checkpoint.format_utils"] for rank in range(2)}
 
 
-@pytest.mark.parametrize("name", ["launched_nowhere", "json.nowhere", "json.decoder.nowhere", "sys"])
+@pytest.mark.parametrize(
+    "name", ["launched_nowhere", "json.nowhere", "json.decoder.nowhere", "sys", "", ".", ".json", "json..tool"]
+)
 def test_a_module_that_cannot_be_run(name: str) -> None:
     result = CliRunner().invoke(command, ["--nproc-per-node", "2", "-m", name])
     assert isinstance(result.exception, ConfigError)
-    assert f"no module named {name}" in str(result.exception)
+    assert f"no module named {name!r}" in str(result.exception)
 
 
 def test_a_script_that_spawns_itself(run: Run) -> None:

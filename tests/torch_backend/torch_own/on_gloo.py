@@ -22,7 +22,11 @@ PATIENCE = 60.0
 
 def run_test(suite: Suite, name: str) -> str:
     """Its outcome."""
-    directory = tempfile.mkdtemp()
+    with tempfile.TemporaryDirectory() as directory:
+        return _outcome_of(suite, name, directory)
+
+
+def _outcome_of(suite: Suite, name: str, directory: str) -> str:
     for barrier in Path(suite.variables["TEMP_DIR"], "barrier").iterdir():
         barrier.unlink()
     for left in Path(suite.variables["TEMP_DIR"], "test_dir").iterdir():

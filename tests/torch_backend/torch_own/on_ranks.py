@@ -21,19 +21,26 @@ from tests.torch_backend.torch_own.suite import FAILED, WORLD, Suite
 PATIENCE = 200.0
 """Seconds after which a test is said to hang."""
 
+_END_OF_A_LOG = 20_000
+"""Characters of it that are shown."""
+
 
 def run_apart(suite: Suite, name: str, isolation: str = "carrier") -> str:
     """Its outcome, from a process of its own: a test that hangs or crashes is distinguished from one that fails.
 
     ``isolation``: what ranks are, as ``spawn`` has it.
     """
-    said = Path(tempfile.mkdtemp(), "outcome")
+    with tempfile.TemporaryDirectory() as folder:
+        return _outcome_of(suite, name, isolation, Path(folder, "outcome"), Path(folder, "log"))
+
+
+def _outcome_of(suite: Suite, name: str, isolation: str, said: Path, log: Path) -> str:
     child = os.fork()
     if not child:
         with contextlib.suppress(BaseException):
-            log = os.open(said.with_name("log"), os.O_WRONLY | os.O_CREAT)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
+            file = os.open(log, os.O_WRONLY | os.O_CREAT, 0o600)
+            os.dup2(file, 1)
+            os.dup2(file, 2)
             os.environ.update(suite.variables)
             faulthandler.dump_traceback_later(PATIENCE - 5)
             said.write_text(run_test(suite, name, isolation))
@@ -46,7 +53,7 @@ def run_apart(suite: Suite, name: str, isolation: str = "carrier") -> str:
     if not ended:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        return f"{FAILED}: hangs, see {said.with_name('log')}"
+        return f"{FAILED}: hangs:\n{log.read_text(errors='replace')[-_END_OF_A_LOG:]}"
     return said.read_text() if said.exists() else f"{FAILED}: the process ended with status {status}"
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import random
+import shutil
 import sys
 import tempfile
 import unittest
@@ -40,6 +42,7 @@ class Suite:
     def __init__(self, *, opened: bool) -> None:
         self.opened = opened
         directory = tempfile.mkdtemp()
+        atexit.register(_remove, directory, os.getpid())
         for name in ("test_dir", "barrier", "init_dir"):
             Path(directory, name).mkdir()
         self.variables = {
@@ -98,6 +101,11 @@ class Suite:
         if bad <= set(self.reasons):
             return f"{SKIPPED}: {self.reasons[bad.pop()]}"
         return f"{FAILED}: {text}"
+
+
+def _remove(directory: str, owner: int) -> None:
+    if os.getpid() == owner:  # and no process that it has forked
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def _let_in(*conditions: Any) -> Callable[[Any], Any]:
