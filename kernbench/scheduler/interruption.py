@@ -30,9 +30,11 @@ class Interrupted(KeyboardInterrupt):
         return 128 + self.signum
 
 
-DEFAULTS: dict[signal.Signals, object] = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-if hasattr(signal, "SIGHUP"):  # a terminal that has been closed
-    DEFAULTS[signal.SIGHUP] = signal.SIG_DFL
+DEFAULTS: dict[signal.Signals, object] = {
+    signal.SIGINT: signal.default_int_handler,
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGHUP: signal.SIG_DFL,  # the terminal has been closed
+}
 """The signals that end a run, where they are handled as Python does by itself."""
 
 
