@@ -189,12 +189,16 @@ class Environment:
 
     @contextmanager
     def _lifted(self) -> Iterator[None]:
-        """Stock torch and Python, for the length of a block."""
+        """Stock torch and Python, for the length of a block, in which nothing is an operation of the rank's."""
         names = self._replaced.names
         modules = self.state.modules
         paused, modules.paused = modules.paused, True
         try:
-            with self._patches.lifted(), nullcontext() if names is None else names.lifted():
+            with (
+                self._host_devices.simulation.hosts.current().aside(),
+                self._patches.lifted(),
+                nullcontext() if names is None else names.lifted(),
+            ):
                 yield
         finally:
             modules.paused = paused

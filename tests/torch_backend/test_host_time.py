@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -176,3 +178,31 @@ def test_every_figure_is_used():
     )
     figures = [name for name in HostSpec.model_fields if name not in ("cpu", "factor")]
     assert [name for name in figures if not re.search(rf"\b(host|spec|_host)\.{name}\b", text)] == []
+
+
+@pytest.mark.parametrize("enable_data", [True, False])
+def test_what_a_module_of_torch_makes_when_it_is_imported_is_nobodys(tmp_path, monkeypatch, enable_data):
+    """Ranks share the module: the one that imports it first would pay for all."""
+    (tmp_path / "of_constants.py").write_text("import torch\n\nTWO = (torch.tensor(1.0) + 1).view(1)\n")
+    monkeypatch.setattr(torch, "__path__", [*torch.__path__, str(tmp_path)])
+    imports, views, values = [], [], []
+
+    def worker(rank):
+        host = current_simulation().hosts.current()
+        begin = host.clock
+        found = importlib.import_module("torch.of_constants")
+        imports.append(host.clock - begin)
+        begin = host.clock
+        torch.tensor(1.0).view(1)
+        views.append(host.clock - begin)
+        values.append(found.TWO.item())
+
+    try:
+        with kernbench.simulate("dgx_h100", enable_data=enable_data) as ctx:
+            ctx.multiprocessing.spawn(worker, nprocs=2)
+    finally:
+        sys.modules.pop("torch.of_constants", None)
+        vars(torch).pop("of_constants", None)
+    assert imports == [0.0, 0.0]
+    assert min(views) > 0  # as for a program that makes the same
+    assert values == [2.0, 2.0]

@@ -4,6 +4,8 @@ Those of torch see stock torch, but for what its own tests are written with.
 
 They keep what they find (``class CudaInterface: Event = torch.cuda.Event``), and would keep a stand-in beyond the simulation.
 So while one of them is executed, the patches are lifted. No other rank runs meanwhile: an import does not switch ranks.
+The tensors that they make for themselves are nobody's operations: ranks share the module, and the first to import it would pay
+for all.
 
 Those whose globals are each rank's are taken in as they are right after their execution.
 """
@@ -84,7 +86,7 @@ class StockImports:
 
     Args:
         patches: where what is changed in a module goes.
-        lifted: stock torch and Python, for the length of a block.
+        lifted: stock torch and Python, aside of the rank's program, for the length of a block.
         state: has the modules whose globals are each rank's, and those that each rank executes.
         marks: whether the program's own files are compiled so that assumed numbers keep their marks.
     """
