@@ -31,8 +31,8 @@ def visit(batch: Batch, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torc
 
 def wave_bytes(batch: Batch, p: Ptr, tile: tuple[int, ...], item: int) -> int:
     """Bytes of a tile access of the wave's lanes, those that several lanes share counted once; masks are not looked at."""
-    lanes: tuple[int, ...] = batch.lanes
-    wave: range = batch.execution.wave
+    lanes, wave = batch.lanes, batch.execution.wave
+    assert wave is not None
     inside = np.broadcast_to((batch.ids >= wave.start) & (batch.ids < wave.stop), lanes)
     off = p.offset
     steps = off.tile_strides if type(off) is Affine else ()
@@ -51,7 +51,7 @@ def wave_bytes(batch: Batch, p: Ptr, tile: tuple[int, ...], item: int) -> int:
 
 def note_rows(batch: Batch, info: OpInfo, p: Ptr, tile: tuple[int, ...], item: int) -> None:
     """Note which of the last two dimensions of a load's tile lies in rows of memory, if one does."""
-    found: dict[int, int] = batch.execution.contiguous
+    found = batch.execution.contiguous
     if info.index in found:
         return
     off, nl = p.offset, len(batch.lanes)

@@ -138,7 +138,8 @@ def _tell(
     batch: Batch, info: OpInfo, allocation: HostAllocation, offsets: np.ndarray, keep: np.ndarray | None, nbytes: int,
     failed: np.ndarray | None = None,
 ) -> None:  # fmt: skip
-    """Tell who wants to know it which programs update the words at ``offsets``, or have failed to."""
+    """Report which programs update the words at ``offsets``, or have failed to, to the checks of accesses."""
+    assert batch.execution.checks is not None
     keys = batch.program_keys()
     places = np.arange(len(offsets)) if keep is None else keep
     elements = max(prod(info.operand_types[0].shape), 1)
@@ -155,7 +156,7 @@ def count_updates(batch: Batch, keep: np.ndarray | None, per_lane: int) -> None:
 
 
 def _meet(batch: Batch, info: OpInfo) -> None:
-    """Tell who wants to know it that threads have met before an update."""
+    """Report to the checks of accesses, if there are any, that threads have met before an update."""
     if info.met and batch.execution.checks is not None:
         batch.execution.checks.meet(batch)
 
