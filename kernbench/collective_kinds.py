@@ -39,7 +39,7 @@ class CollectiveKind:
         coalesced: whether a member may bring several tensors at once.
         runs_as: the collective whose algorithm runs instead, for those without values.
         fallback: entry of ``ccl.yaml`` that serves any members.
-        direct: shipped algorithm in which everybody reaches everybody at once: what a kernel's transfers are taken to be.
+        direct: shipped algorithm in which every member reaches every other at once: what a kernel's transfers are taken to be.
         library: for each algorithm of the vendor's library its entry of ``ccl.yaml``, and others that cost the same.
         timed_as: the collective of nccl-tests by whose model it is timed.
         closed_form: whether that model is the time of this very collective.
@@ -72,7 +72,7 @@ class CollectiveKind:
 
     @property
     def exchanges(self) -> bool:
-        """Whether everybody has a chunk for everybody: the buffer holds what a member sends, then what it receives."""
+        """Whether every member has a chunk for every member: the buffer holds what a member sends, then what it receives."""
         return self.brings == self.gets == "each"
 
     def chunks(self, members: int) -> int:

@@ -1,4 +1,4 @@
-"""What a program says of itself to who simulates it: batches, steps, requests. On real devices these do nothing.
+"""What a program says of itself to the simulator: batches, steps, requests. On real devices these do nothing.
 
     import kernbench
 

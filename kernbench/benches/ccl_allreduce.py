@@ -14,7 +14,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -26,6 +26,9 @@ from kernbench.benches.harness.progress import ProgressBar
 from kernbench.benches.harness.sizes import SIZE, sweep
 from kernbench.benching import OUTPUT, BenchCommand, SimulationOptions, bench_main, simulation_options
 from kernbench.output_files import write_file
+
+if TYPE_CHECKING:
+    from kernbench.runtime_api.context import RuntimeContext
 
 NAME = "ccl_allreduce"
 
@@ -67,7 +70,7 @@ def _timed(torch: Any, plan: Plan, enqueue: Callable[[], Any]) -> float:
 
 
 def run(
-    ctx: Any,
+    ctx: RuntimeContext,
     plan: Plan | None = None,
     *,
     isolation: str | None = None,
@@ -82,7 +85,7 @@ def run(
         on_row: called with each row as soon as it is complete.
     """
     world_size = ctx.distributed.get_world_size()
-    options = {} if isolation is None else {"isolation": isolation}
+    options: dict[str, Any] = {} if isolation is None else {"isolation": isolation}
     with session(ctx, plan or default_plan(ctx), world_size, on_row) as bench:
         ctx.multiprocessing.spawn(worker, args=(world_size, ctx), nprocs=world_size, **options)
         return bench.results()

@@ -15,7 +15,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any
 
 import click
 
@@ -94,7 +93,7 @@ def figures() -> list[Comparison]:
     ]
 
 
-def run(ctx: Any = None, speed: SpeedRun | None = None) -> list[Outcome]:
+def run(ctx: object = None, speed: SpeedRun | None = None) -> list[Outcome]:
     """Measure; for ``kernbench bench``."""
     return (speed or SpeedRun()).run(NAME, figures())
 

@@ -8,7 +8,6 @@ The goal of the models is 100 000 estimates a second over an array of sizes: 10 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import click
 import numpy as np
@@ -77,7 +76,7 @@ def _each(body: Callable[[int], None], count: int) -> Sampler:
     return lambda: once() / count
 
 
-def run(ctx: Any = None, speed: SpeedRun | None = None) -> list[Outcome]:
+def run(ctx: object = None, speed: SpeedRun | None = None) -> list[Outcome]:
     """CPU seconds of one estimate, by case."""
     return (speed or SpeedRun()).run(NAME, figures())
 

@@ -303,7 +303,7 @@ def figures(ranks: Sequence[int] = (8, 64, 1024), steps: int = 10) -> list[Compa
     ]  # fmt: skip
 
 
-def run(ctx: Any = None, speed: SpeedRun | None = None, isolation: str = "carrier", **options: Any) -> list[Outcome]:
+def run(ctx: object = None, speed: SpeedRun | None = None, isolation: str = "carrier", **options: Any) -> list[Outcome]:
     """Measure and print. ``ctx`` is not used: every measurement opens a simulation of its own."""
     make = process_figures if isolation == "process" else figures
     return (speed or SpeedRun()).run(NAME, make(**options))

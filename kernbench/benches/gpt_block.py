@@ -11,7 +11,7 @@ the output and the input's gradient are held against those of the smallest world
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import torch
@@ -21,6 +21,9 @@ from kernbench import tp
 from kernbench.benches.harness.scaling import Layout, Measurement, ScalingOptions, StepTimer, report, scaling_options
 from kernbench.benches.tp_mlp import DTYPES
 from kernbench.benching import BenchCommand, bench_main
+
+if TYPE_CHECKING:
+    from kernbench.runtime_api.context import RuntimeContext
 
 NAME = "gpt_block"
 
@@ -98,7 +101,9 @@ def worker(rank: int, plan: Plan, layout: Layout, timer: StepTimer, values: Valu
     dist.destroy_process_group()
 
 
-def run(ctx: Any, plan: Plan | None = None, layout: Layout | None = None, values: Values | None = None) -> Measurement:
+def run(
+    ctx: RuntimeContext, plan: Plan | None = None, layout: Layout | None = None, values: Values | None = None
+) -> Measurement:
     """Measure in ``ctx``; by default with one tensor group of ``ctx.distributed.get_world_size()`` ranks."""
     plan, values = plan or Plan(), values or Values()
     layout = layout or Layout(tp=ctx.distributed.get_world_size())

@@ -1,7 +1,7 @@
 """Times of torch's kernels on a real GPU beside those on a simulated one, by groups of cases.
 
-    python -m benches.gpu_compare [real.json] [simulated.json] [--cases WORD]
-    python -m benches.gpu_compare --steps
+    python -m kernbench.benches.gpu_compare [real.json] [simulated.json] [--cases WORD]
+    python -m kernbench.benches.gpu_compare --steps
 
 Both files are what :mod:`kernbench.programs.gpu_times` writes, or :mod:`kernbench.programs.gpu_steps.timed`, which times
 steps of whole programs. Without the second the program is run, without the first its readings of an H100 are taken, which come

@@ -226,7 +226,7 @@ def figures(plan: CostPlan | None = None) -> list[Comparison]:
     ]
 
 
-def run(ctx: Any = None, plan: CostPlan | None = None, speed: SpeedRun | None = None) -> list[Outcome]:
+def run(ctx: object = None, plan: CostPlan | None = None, speed: SpeedRun | None = None) -> list[Outcome]:
     """Measure all programs. ``ctx`` is not used: the simulations are the bench's own."""
     return (speed or SpeedRun()).run(NAME, figures(plan))
 

@@ -100,7 +100,7 @@ def spans_of(operations: int, ranks: int, jitter: float) -> Iterator[Span]:
 
 
 def measured(page: Path, browser: str) -> dict[str, float]:
-    """What a browser tells of a page that it opens from a server on this machine."""
+    """What a browser reports of a page that it opens from a server on this machine."""
     told: dict[str, float] = {}
     arrived = threading.Event()
     body = page.read_bytes().replace(b"</body>", _MEASURE.encode() + b"</body>")

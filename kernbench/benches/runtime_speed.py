@@ -14,7 +14,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
 
 import click
 import greenlet
@@ -273,7 +272,7 @@ def figures() -> list[Comparison]:
     ]  # fmt: skip
 
 
-def run(ctx: Any = None, speed: SpeedRun | None = None) -> list[Outcome]:
+def run(ctx: object = None, speed: SpeedRun | None = None) -> list[Outcome]:
     """Measure and print. ``ctx`` is not used: every measurement opens a simulation of its own."""
     return (speed or SpeedRun()).run(NAME, figures())
 

@@ -9,7 +9,6 @@ undecided.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -63,7 +62,7 @@ def _short(value: float) -> str:
     return f"{float(f'{value:.3g}'):g}"
 
 
-def run(ctx: Any = None, speed: SpeedRun | None = None) -> list[Outcome]:
+def run(ctx: object = None, speed: SpeedRun | None = None) -> list[Outcome]:
     """Measure and print. ``ctx`` is not used: every measurement opens a simulation of its own."""
     return (speed or SpeedRun()).run(NAME, figures())
 

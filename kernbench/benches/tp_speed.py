@@ -18,7 +18,6 @@ from __future__ import annotations
 import resource
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
 
 import click
 import torch
@@ -30,9 +29,6 @@ from kernbench import tp
 from kernbench.benches.harness.distributed_sides import in_lasting_gloo
 from kernbench.benches.harness.speed_command import SpeedRun, speed_options
 from kernbench.benches.harness.turns import WALL, Comparison, Outcome, Side
-
-if TYPE_CHECKING:
-    from kernbench.runtime_api.context import RuntimeContext
 
 NAME = "tp_speed"
 GOAL_TORCH = 3.0
@@ -51,23 +47,23 @@ class Plan:
 
 class _AllReduceForward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: RuntimeContext, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
         x = x.clone()
         dist.all_reduce(x)
         return x
 
     @staticmethod
-    def backward(ctx: RuntimeContext, grad: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:
         return grad
 
 
 class _AllReduceBackward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: RuntimeContext, x: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: object, x: torch.Tensor) -> torch.Tensor:
         return x.view_as(x)
 
     @staticmethod
-    def backward(ctx: RuntimeContext, grad: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: object, grad: torch.Tensor) -> torch.Tensor:
         grad = grad.contiguous()
         dist.all_reduce(grad)
         return grad
@@ -146,7 +142,7 @@ def figures(plan: Plan | None = None, *, gloo: bool = True) -> list[Comparison]:
 
 
 def run(
-    ctx: Any = None, plan: Plan | None = None, *, gloo: bool = True, speed: SpeedRun | None = None
+    ctx: object = None, plan: Plan | None = None, *, gloo: bool = True, speed: SpeedRun | None = None
 ) -> list[Outcome]:
     """Measure and print. ``ctx`` is not used: the simulation is one of the sides."""
     return (speed or SpeedRun()).run(NAME, figures(plan, gloo=gloo))

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import torch
@@ -33,6 +33,9 @@ from kernbench.benches.harness.scaling import (
 )
 from kernbench.benching import BenchCommand, bench_main
 from kernbench.output_files import replacing
+
+if TYPE_CHECKING:
+    from kernbench.runtime_api.context import RuntimeContext
 
 NAME = "train_gpt"
 TEXT = Path(__file__).parent / "data" / "harbour.txt"
@@ -127,7 +130,9 @@ def worker(
     dist.destroy_process_group()
 
 
-def run(ctx: Any, plan: Plan | None = None, layout: Layout | None = None, on_step: Any = lambda: None) -> Measurement:
+def run(
+    ctx: RuntimeContext, plan: Plan | None = None, layout: Layout | None = None, on_step: Any = lambda: None
+) -> Measurement:
     """Train in ``ctx``; by default with one tensor group of ``ctx.distributed.get_world_size()`` ranks.
 
     ``.figures["losses"]`` of the result holds the loss of every step.

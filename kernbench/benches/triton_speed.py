@@ -334,7 +334,7 @@ def figures(threads: int = 1) -> list[Comparison]:
 
 
 def run(
-    ctx: Any = None, speed: SpeedRun | None = None, *, threads: int = 1, interpreter: bool = False
+    ctx: object = None, speed: SpeedRun | None = None, *, threads: int = 1, interpreter: bool = False
 ) -> list[Outcome]:
     """Measure and print; with ``interpreter``, the kernels beside Triton's interpreter instead."""
     speed = speed or SpeedRun()

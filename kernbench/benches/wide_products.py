@@ -6,8 +6,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 import torch
 
@@ -60,7 +58,7 @@ def errors() -> dict[str, dict[str, float]]:
     return found
 
 
-def run(ctx: Any = None, speed: SpeedRun | None = None) -> list[Outcome]:
+def run(ctx: object = None, speed: SpeedRun | None = None) -> list[Outcome]:
     """Measure and print, with one thread."""
     with one_intra_op_thread():
         return (speed or SpeedRun()).run(NAME, figures())

@@ -1,7 +1,7 @@
 """Closed forms: how long a collective takes, without stepping through its transfers.
 
 On systems with a vendor's library the closed form is :func:`kernbench.cost.collective_time`. On others it is what
-this module says: an algorithm module may have a ``profile(members)``, which lists how often in a row everybody sends
+this module says: an algorithm module may have a ``profile(members)``, which lists how often in a row every member sends
 which share of the buffer to a neighbour; a round takes what one transfer takes between neighbours, in the queue model
 (ADR 0036; a test shows where that is the stepped time).
 """

@@ -305,7 +305,7 @@ class CollectiveRunner:
 
 def _in_switches(reduction: str | None, environ: Environ) -> Environ:
     """What the environment says, and that switches do not average floats for NCCL (``ncclNvlsSupported``,
-    ``src/include/device.h`` of 2.27); who has named algorithms is taken at the word."""
+    ``src/include/device.h`` of 2.27); named algorithms are taken literally."""
     if reduction != PREMULTIPLIED_AVERAGE.value or any(name == "NCCL_ALGO" for name, _ in environ):
         return environ
     return (*environ, ("NCCL_ALGO", "^nvls,nvls_tree"))

@@ -1,4 +1,4 @@
-"""Reduction operations of collectives, by the names that everybody uses for them.
+"""Reduction operations of collectives, by their usual names.
 
 What a library does to each value is NCCL's (``src/device/reduce_kernel.h`` of NCCL 2.27): each sum of two is rounded to the
 type. Sums of 8-bit floats are sums of halves, rounded and *saturated*: what is too large becomes the largest number, not

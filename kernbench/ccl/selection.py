@@ -22,7 +22,7 @@ from kernbench.errors import ConfigError
 from kernbench.topology.system import SystemSpec
 
 VARIABLES = ("NCCL_ALGO", "NCCL_PROTO", "NCCL_MIN_NCHANNELS", "NCCL_MAX_NCHANNELS")
-"""What users tell the library by."""
+"""What users configure the library by."""
 
 _FINEST = 4096
 """Bytes below which a message is not cut."""

@@ -1,4 +1,4 @@
-"""The shapes that algorithms are made of: trees, rings along the axes of a grid, everybody to everybody."""
+"""The shapes that algorithms are made of: trees, rings along the axes of a grid, all to all."""
 
 from __future__ import annotations
 
@@ -215,7 +215,7 @@ def gather_along(builder: ScheduleBuilder, grid: IntArray, axes: Sequence[int]) 
         done.append(axis)
 
 
-# -- everybody to everybody ---------------------------------------------------------------------------------------------
+# -- all to all ----------------------------------------------------------------------------------------------------------
 
 
 def all_pairs(members: int) -> tuple[IntArray, IntArray]:

@@ -1,4 +1,4 @@
-"""What ``kernbench explore`` does once its arguments are known: it looks, and tells what is found."""
+"""What ``kernbench explore`` does once its arguments are known: it searches, and prints what is found."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def explore(
     shrink: bool,
     report_file: str | None,
 ) -> None:
-    """Look, tell what is found, and exit with 1 if something is. The arguments are the command's; ``values``: of a run's."""
+    """Search, print what is found, and exit with 1 if something is. The arguments are the command's; ``values``: of a run's."""
     if "fork" not in multiprocessing.get_all_start_methods():
         raise ConfigError("kernbench explore needs a system on which processes can fork")
     manager = default_manager()
@@ -77,7 +77,7 @@ def _explore(
     shrink: bool,
     report_file: str | None,
 ) -> bool:
-    """Look, and tell what is found; gives whether something was."""
+    """Search, and print what is found; gives whether something was."""
     log = RunLog()
     if how.startswith("exhaustive"):
         orders = searched(log.noting(partial(run, replace(asked, follow=True))), how, runs, differences=differences)

@@ -86,7 +86,7 @@ _OWN: list[click.Parameter] = [
     click.Option(["--port"], type=click.IntRange(0, 65535), default=8765, show_default=True, help="Port to serve on; 0: one "
                  "that is free."),
     click.Option(["--host"], default="127.0.0.1", show_default=True, metavar="ADDRESS", help="Address of this machine to serve "
-                 "on; 0.0.0.0: all of them, for everybody who can reach it."),
+                 "on; 0.0.0.0: all of them, for any machine that can reach it."),
     click.Option(["--exit-when-done"], is_flag=True, help="End with the run, instead of serving its report until Ctrl-C."),
 ]  # fmt: skip
 

@@ -73,7 +73,7 @@ class RunOutput:
         write_result(path, self._result(errors))
 
     def write_report(self, errors: Mapping[int, BaseException], live: ReportServer | None) -> None:
-        """Write the report for the browser, where it is wanted: to a file, and to who has followed the run."""
+        """Write the report for the browser, where it is wanted: to a file, and to those that have followed the run."""
         from kernbench.html_report import page_of, source_of_run
         from kernbench.html_report.page import write_page
 

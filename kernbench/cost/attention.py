@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from kernbench.cost.devices import resolve_device
+from kernbench.cost.devices import GivenDevice, resolve_device
 from kernbench.cost.estimate import Estimate
 from kernbench.cost.generations import generation_of
 from kernbench.errors import ConfigError
@@ -23,7 +23,7 @@ _START = 4.0 * US  # filling the pipeline of one block, and writing it back
 
 
 def attention_time(
-    device: Any,
+    device: GivenDevice,
     batch: int,
     heads: int,
     queries: int,

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 from kernbench.errors import ConfigError
 from kernbench.topology import load_device
 from kernbench.topology.device import DeviceSpec
 from kernbench.topology.shipped import find_config
 
+GivenDevice: TypeAlias = DeviceSpec | str | Path
+"""A device as callers give it: a description, a shipped name, a YAML path."""
 
-def resolve_device(device: Any) -> DeviceSpec:
+
+def resolve_device(device: GivenDevice) -> DeviceSpec:
     """A shipped name, a YAML path or a DeviceSpec as a DeviceSpec. Raises ConfigError."""
     if isinstance(device, DeviceSpec):
         return device

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from kernbench.cost.devices import resolve_device
+from kernbench.cost.devices import GivenDevice, resolve_device
 from kernbench.cost.estimate import Estimate, Floats
 from kernbench.cost.generations import GemmKernels, generation_of
 from kernbench.cost.uncertainty import band_interval
@@ -65,7 +65,7 @@ def tile_share(loaded: Any) -> Any:
 
 
 def gemm_time(
-    device: Any, M: Any, N: Any, K: Any, *, dtype: str = "float16", batch: Any = 1, out_dtype: str | None = None,
+    device: GivenDevice, M: Any, N: Any, K: Any, *, dtype: str = "float16", batch: Any = 1, out_dtype: str | None = None,
     accumulate: bool = False, distinct: tuple[float, float] = (1.0, 1.0),
 ) -> Estimate:  # fmt: skip
     """How long ``[batch, M, K] @ [batch, K, N]`` takes in the vendor's library.

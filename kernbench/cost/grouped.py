@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kernbench.cost.devices import resolve_device
+from kernbench.cost.devices import GivenDevice, resolve_device
 from kernbench.cost.estimate import Estimate
 from kernbench.cost.gemm import efficiency, kernels_of
 from kernbench.cost.uncertainty import band_interval
@@ -17,7 +17,7 @@ TILE = 128  # rows and columns of a block
 
 
 def grouped_gemm_time(
-    device: Any,
+    device: GivenDevice,
     groups: Any,
     M: Any,
     N: Any,

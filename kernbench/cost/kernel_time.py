@@ -13,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from math import ceil, inf
-from typing import Any, Protocol
+from typing import Protocol
 
 from kernbench.cost.contention import Contention
-from kernbench.cost.devices import resolve_device
+from kernbench.cost.devices import GivenDevice, resolve_device
 from kernbench.cost.estimate import Estimate
 from kernbench.cost.gemm import efficiency, kernels_of, shared_memory, sustained, tile_share
 from kernbench.cost.generations import GemmKernels
@@ -69,7 +69,7 @@ _SPREAD = (0.25, 0.40)
 
 
 def kernel_time(
-    device: Any, counts: LaunchCounts, resources: Resources | None = None, *, cold: bool = False
+    device: GivenDevice, counts: LaunchCounts, resources: Resources | None = None, *, cold: bool = False
 ) -> Estimate:
     """How long one launch takes.
 

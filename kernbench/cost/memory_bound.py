@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import numpy as np
 
-from kernbench.cost.devices import resolve_device
+from kernbench.cost.devices import GivenDevice, resolve_device
 from kernbench.cost.estimate import Estimate
 from kernbench.cost.generations import generation_of
 from kernbench.cost.operator import Kind, Model
@@ -181,7 +180,9 @@ def traffic_of(op: str, shape: Sequence[int], dtype: str) -> float:
     return prod(shape) * ITEM_BYTES[canonical_dtype(dtype)] * (kind.reads + kind.writes)
 
 
-def memory_bound_time(device: Any, op: str, shape: Sequence[int], *, dtype: str, cold: bool = False) -> Estimate:
+def memory_bound_time(
+    device: GivenDevice, op: str, shape: Sequence[int], *, dtype: str, cold: bool = False
+) -> Estimate:
     """How long an elementwise operation, a softmax or a norm takes on the device.
 
     Args:

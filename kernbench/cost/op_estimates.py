@@ -21,7 +21,7 @@ from kernbench.cost.batch_norms import batch_norm_time
 from kernbench.cost.by_values import CallOperands
 from kernbench.cost.convolution_shapes import Convolution
 from kernbench.cost.convolutions import convolution_time
-from kernbench.cost.devices import resolve_device
+from kernbench.cost.devices import GivenDevice, resolve_device
 from kernbench.cost.estimate import Estimate
 from kernbench.cost.gemm import gemm_time, kernels_of
 from kernbench.cost.generations import generation_of
@@ -78,7 +78,7 @@ def estimate_op(
     name: str,
     shapes: Shapes,
     dtype: Any,
-    device: Any,
+    device: GivenDevice,
     *,
     outputs: Shapes = (),
     causal: bool = False,

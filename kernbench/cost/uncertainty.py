@@ -1,7 +1,7 @@
 """How far measurements lie from the models: the intervals of estimates (ADR 0031, 0074).
 
 A band is the share below and above an estimate between which most measurements lie. The bands are quantiles of errors that
-``python -m benches.cross_validation`` found on tables that the models had not been fitted to, narrowed where its automatic
+``kernbench.benches.cross_validation`` found on tables that the models had not been fitted to, narrowed where its automatic
 fits are worse than the shipped constants.
 """
 

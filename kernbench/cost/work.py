@@ -10,7 +10,7 @@ from kernbench.topology import Route
 from kernbench.topology.device import DeviceSpec
 
 LEAST = 1e-6
-"""Seconds that a kernel occupies its stream for at least: it is fetched, starts, ends and tells."""
+"""Seconds that a kernel occupies its stream for at least: it is fetched, starts, ends and signals."""
 
 _COPY = (0.1, 0.3)  # as below, of a copy over the host link: pinned memory; pageable memory is slower
 _STATED = (0.3, 0.6)  # shares below and above a plain roofline between which measurements lie

@@ -108,25 +108,25 @@ def _number(value: Any) -> int:
     return int(getattr(value, "value", value))
 
 
-def _target(reference: Any) -> Any:
+def _target(reference: object) -> Any:
     """What an argument points to: that of ``byref``, of a pointer, or the buffer itself."""
     if hasattr(reference, "_obj"):
         return reference._obj
     return reference.contents if hasattr(reference, "contents") else reference
 
 
-def _write(reference: Any, value: int) -> None:
+def _write(reference: object, value: int) -> None:
     _target(reference).value = value
 
 
-def _write_text(buffer: object, size: Any, text: str) -> None:
+def _write_text(buffer: object, size: object, text: str) -> None:
     encoded = text.encode()
     if len(encoded) >= _number(size):
         raise _Failed(INSUFFICIENT_SIZE)
     _target(buffer).value = encoded
 
 
-def _fill(reference: Any, **fields: object) -> None:
+def _fill(reference: object, **fields: object) -> None:
     """Fields of a structure, those that this release of it has."""
     structure = _target(reference)
     for name, value in fields.items():
@@ -152,12 +152,12 @@ def _gpus() -> list[Gpu]:
     return told_gpus() if device is None else gpus_of_node(device)
 
 
-def _give_handle(reference: Any, gpu: Gpu) -> None:
+def _give_handle(reference: object, gpu: Gpu) -> None:
     place = ctypes.c_void_p.from_address(ctypes.addressof(_target(reference)))
     place.value = _FIRST + gpu.number
 
 
-def _found(wanted: Any, reference: Any, of: Callable[[Gpu], str]) -> None:
+def _found(wanted: Any, reference: object, of: Callable[[Gpu], str]) -> None:
     text = os.fsdecode(getattr(wanted, "value", wanted)).lower()
     for gpu in _gpus():
         if of(gpu).lower().endswith(text) and text:
@@ -173,18 +173,18 @@ def _nothing(*args: object) -> None:
     """Done."""
 
 
-def _memory(handle: Any, info: Any) -> None:
+def _memory(handle: object, info: object) -> None:
     gpu = _gpu(handle)
     _fill(info, total=gpu.total, free=gpu.total - gpu.taken, used=gpu.taken, reserved=0)
 
 
-def _capability(handle: Any, major: Any, minor: Any) -> None:
+def _capability(handle: object, major: object, minor: object) -> None:
     gpu = _gpu(handle)
     _write(major, gpu.capability[0])
     _write(minor, gpu.capability[1])
 
 
-def _pci(handle: Any, info: Any) -> None:
+def _pci(handle: object, info: object) -> None:
     gpu = _gpu(handle)
     _fill(
         info, busId=gpu.bus_id.encode(), busIdLegacy=gpu.bus_id[4:].encode(), domain=0, bus=gpu.bus, device=0,
@@ -192,25 +192,25 @@ def _pci(handle: Any, info: Any) -> None:
     )  # fmt: skip
 
 
-def _architecture(handle: Any, found: Any) -> None:
+def _architecture(handle: object, found: object) -> None:
     major = _gpu(handle).capability
     _write(found, 8 if major == (8, 9) else _ARCHITECTURES.get(major[0], 0xFFFFFFFF))
 
 
-def _clock(handle: Any, kind: Any, found: Any) -> None:
+def _clock(handle: object, kind: object, found: object) -> None:
     if _number(kind) == 2:  # that of the memory
         raise _Failed(NOT_SUPPORTED)
     _write(found, round(_gpu(handle).clock / 1e6))
 
 
-def _power_limit(handle: Any, found: Any) -> None:
+def _power_limit(handle: object, found: object) -> None:
     power = _gpu(handle).power
     if not power:
         raise _Failed(NOT_SUPPORTED)
     _write(found, round(1e3 * power))
 
 
-def _processes(handle: Any, count: Any, infos: Any) -> None:
+def _processes(handle: object, count: object, infos: Any) -> None:
     used = _gpu(handle).used
     room = _number(_target(count))
     _write(count, len(used))
@@ -221,14 +221,14 @@ def _processes(handle: Any, count: Any, infos: Any) -> None:
         info.pid, info.usedGpuMemory = pid, nbytes
 
 
-def _peers(one: Any, other: Any, question: Any, found: Any) -> None:
+def _peers(one: object, other: object, question: object, found: object) -> None:
     _gpu(one)
     _gpu(other)
     _write(found, 0)  # every simulated GPU reaches every other one
 
 
 def _two(first: int, second: int) -> Callable[..., None]:
-    def answer(handle: Any, one: Any, other: Any) -> None:
+    def answer(handle: object, one: object, other: object) -> None:
         _gpu(handle)
         _write(one, first)
         _write(other, second)

@@ -17,7 +17,7 @@ class Trouble:
     Attributes:
         kind: ``"race"``, ``"deadlock"``, ``"mismatch"``, ``"exception"`` or ``"difference"``.
         key: equal for the same trouble under other schedules.
-        text: what to tell of it.
+        text: what is printed of it.
         item: of a difference, the collective whose values differ: its place in :attr:`Trial.values`; None: the output does.
     """
 

@@ -87,7 +87,7 @@ def filled(sections: str, scripts: Sequence[str], title: str, data: str, *, skip
 
     Args:
         data: what :meth:`Columns.packed` gave.
-        skip, failure: HTML: a link past the head; what who has no JavaScript is to read.
+        skip, failure: HTML: a link past the head; what is shown without JavaScript.
     """
     return Template(_text("page.html")).substitute(
         title=html.escape(title),

@@ -170,7 +170,7 @@ class Strand:
         return Moment(self, self.n, self.clock)
 
     def everything(self) -> dict[Strand, int]:
-        """How far everybody had come, as far as it knows: for strands of other ranks."""
+        """How far each host and strand had come, as far as it knows: for strands of other ranks."""
         known = {**self.clock, self: self.n}
         if self.host is not None:
             known[self.host] = max(known.get(self.host, 0), self.seen)

@@ -165,7 +165,7 @@ def kernbench_collective_completed(ctx: Any, event: CollectiveEvent) -> None:
 
 @_rule("observed")
 def kernbench_host_read(ctx: Any, event: HostReadEvent) -> None:
-    """The program looks at a value. Not seen: reads of a plain tensor on the host that torch does not tell of."""
+    """The program looks at a value. Not seen: reads of a plain tensor on the host that torch does not report."""
 
 
 @_rule("observed")

@@ -53,7 +53,7 @@ class Gate:
         welcome: what joining processes receive.
         check: raises :class:`KernbenchError` if a world of that many ranks, so many of them on a node (0: not known),
             cannot be had.
-        tell: says something to the user.
+        tell: prints a line for the user.
 
     Attributes:
         address: where processes join.

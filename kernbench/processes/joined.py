@@ -54,7 +54,7 @@ class Joined(RankProcess):
         return self.descriptor < 0 or bool(select.select([self.descriptor], [], [], 0)[0])
 
     def reap(self) -> None:
-        """That is for who has started it."""
+        """That is the duty of the process that started it."""
 
     def kill(self) -> None:
         """See :class:`RankProcess`."""
@@ -94,7 +94,8 @@ class Company(RankProcesses):
         self._keeper = keeper
 
     def await_input(self, member: RankProcess) -> bool | None:
-        """See :class:`RankProcesses`. A rank that dies is noticed in its turn. If who started them ends, they have to, soon."""
+        """See :class:`RankProcesses`. A rank that dies is noticed in its turn. If the process that started them ends, they
+        have to, soon."""
         self.awaited = [member.rank]
         try:
             return self._await_member(member.wire.socket.fileno())
@@ -137,7 +138,8 @@ class Company(RankProcesses):
                     return ()
 
     def part(self) -> None:
-        """One has failed, or could not go on: the others are given time to be ended by who has started them, then asked to."""
+        """One has failed, or could not go on: the others are given time to be ended by the process that started them, then
+        asked to."""
         until = perf_counter() + PARTING
         left = [each.descriptor for each in self._company.values() if not each.gone]
         while left and (seconds := until - perf_counter()) > 0:

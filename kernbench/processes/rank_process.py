@@ -26,7 +26,7 @@ from kernbench.sim_engine import Condition
 from kernbench.torch_backend import environment
 
 PATIENCE = 1.0
-"""Seconds of the machine's time for which one who is back waits for another who went before, and is not."""
+"""Seconds of the machine's time for which a rank that is back waits for another that went before, and is not."""
 
 
 TELL_WHERE = signal.SIGRTMAX - 3

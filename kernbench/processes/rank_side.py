@@ -270,11 +270,11 @@ class RankSide(Uplink):
 
     # -- meeting others ----------------------------------------------------------------------------------------------
 
-    def _communicators_of(self, rank: int, name: str, members: tuple[int, ...], everybody: bool) -> Communicator:
-        made = self._stock_communicators(rank, name, members, everybody)
+    def _communicators_of(self, rank: int, name: str, members: tuple[int, ...], is_world: bool) -> Communicator:
+        made = self._stock_communicators(rank, name, members, is_world)
         self._numbers[id(made)] = 2 * len(self._groups)
         self._groups.append(made)
-        self.cast("group", name, members, everybody)
+        self.cast("group", name, members, is_world)
         return made
 
     def _number_of(self, group: Communicator) -> int:

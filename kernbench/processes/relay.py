@@ -543,8 +543,8 @@ class Relay:
 
     # -- meeting others ----------------------------------------------------------------------------------------------
 
-    def _group(self, name: str, members: tuple[int, ...], everybody: bool) -> None:
-        self._groups.append(self._simulation.world.communicators.of(self._rank, name, members, everybody))
+    def _group(self, name: str, members: tuple[int, ...], is_world: bool) -> None:
+        self._groups.append(self._simulation.world.communicators.of(self._rank, name, members, is_world))
 
     def _group_of(self, number: int) -> Communicator:
         """The even numbers are groups, each before its monitors."""

@@ -74,8 +74,8 @@ class Timekeeper:
 
     Args:
         engine: has the time.
-        requests: of serving engines, which companions tell of.
-        tell: says something to the user.
+        requests: of serving engines, which companions report.
+        tell: prints a line for the user.
 
     Attributes:
         launcher: the command's process, 0 before it has begun.

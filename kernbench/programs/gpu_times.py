@@ -2,7 +2,7 @@
 
     python -m kernbench.programs.gpu_times --out real.json  # where there is a GPU
     kernbench run --no-data --system dgx_h100 -m kernbench.programs.gpu_times --out simulated.json
-    python -m benches.gpu_compare real.json simulated.json
+    python -m kernbench.benches.gpu_compare real.json simulated.json
 
 A case is a call, captured ten times in a CUDA graph that is replayed; its time is the median of the replays, a tenth of
 it. So host time is not in it, what fits in the last cache is there, and the gap between kernels of a graph is. Inputs are

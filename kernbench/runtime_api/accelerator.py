@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+from torch.types import Device
 
 from kernbench.errors import ConfigError
 from kernbench.input_files import whole_number
@@ -41,21 +40,21 @@ class Accelerator:
         """The SIP that this rank drives."""
         return self._simulation.sips.index(self._simulation.hosts.current().sip)
 
-    def synchronize(self, device: Any = None) -> None:
+    def synchronize(self, device: Device = None) -> None:
         """Wait for everything that this rank has enqueued."""
         self._simulation.synchronize()
 
-    def memory_allocated(self, device: Any = None) -> int:
+    def memory_allocated(self, device: Device = None) -> int:
         """Bytes allocated in the HBM of this rank's SIP."""
         return self._memory().allocator.allocated
 
-    def max_memory_allocated(self, device: Any = None) -> int:
+    def max_memory_allocated(self, device: Device = None) -> int:
         """Most bytes that were ever allocated there at one time."""
         statistics = self._memory().allocator.statistics
         statistics.fold()
         return statistics.groups["allocated_bytes"].stats["all"].peak
 
-    def memory_reserved(self, device: Any = None) -> int:
+    def memory_reserved(self, device: Device = None) -> int:
         """Bytes that its caching allocator holds there."""
         return self._memory().allocator.reserved
 

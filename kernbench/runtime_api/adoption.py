@@ -53,7 +53,7 @@ def _is_here() -> None:
 class Adoption:
     """A block whose program is rank 0 of a world of one, from entering it to leaving it.
 
-    What the program raises goes on to who is outside. Ranks that it spawns (:meth:`spawn`) have the simulation to themselves.
+    What the program raises goes on to the caller. Ranks that it spawns (:meth:`spawn`) have the simulation to themselves.
     """
 
     def __init__(self, simulation: Simulation, multiprocessing: Multiprocessing) -> None:

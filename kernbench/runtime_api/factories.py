@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.types import Device
 
 from kernbench.errors import ConfigError
 from kernbench.runtime_api.tensor import Tensor
-from kernbench.runtime_api.types import as_dtype
+from kernbench.runtime_api.types import GivenDtype, as_dtype
 from kernbench.simulation.memory.tensor_queries import poison
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.values.known_values import are_whole, keep
@@ -72,28 +73,43 @@ class Factories:
         )
 
     def empty(
-        self, *size: object, dtype: Any = None, device: Any = None, requires_grad: bool = False, name: str = ""
+        self,
+        *size: object,
+        dtype: GivenDtype = None,
+        device: Device = None,
+        requires_grad: bool = False,
+        name: str = "",
     ) -> Tensor:
         """A tensor of unwritten memory: it is poisoned, so that a read of it shows."""
         shape, kind = _size(size), as_dtype(dtype)
         return self._make(lambda where: poison(torch.empty(shape, dtype=kind, device=where)), name, requires_grad)
 
     def zeros(
-        self, *size: object, dtype: Any = None, device: Any = None, requires_grad: bool = False, name: str = ""
+        self,
+        *size: object,
+        dtype: GivenDtype = None,
+        device: Device = None,
+        requires_grad: bool = False,
+        name: str = "",
     ) -> Tensor:
         """Zeros, written to the memory store, so that kernels that read it by address see them."""
         shape, kind = _size(size), as_dtype(dtype)
         return self._make(lambda where: torch.zeros(shape, dtype=kind, device=where), name, requires_grad, "zeros")
 
     def ones(
-        self, *size: object, dtype: Any = None, device: Any = None, requires_grad: bool = False, name: str = ""
+        self,
+        *size: object,
+        dtype: GivenDtype = None,
+        device: Device = None,
+        requires_grad: bool = False,
+        name: str = "",
     ) -> Tensor:
         """Ones."""
         shape, kind = _size(size), as_dtype(dtype)
         return self._make(lambda where: torch.ones(shape, dtype=kind, device=where), name, requires_grad, "ones")
 
     def full(
-        self, size: Any, fill_value: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False,
+        self, size: Any, fill_value: Any, *, dtype: GivenDtype = None, device: Device = None, requires_grad: bool = False,
         name: str = "",
     ) -> Tensor:  # fmt: skip
         """``fill_value`` everywhere; the dtype is inferred from it unless given."""
@@ -102,7 +118,9 @@ class Factories:
             lambda where: torch.full(_size((size,)), fill_value, dtype=kind, device=where), name, requires_grad, "full"
         )
 
-    def arange(self, *bounds: Any, dtype: Any = None, device: Any = None, name: str = "", **kwargs: Any) -> Tensor:
+    def arange(
+        self, *bounds: Any, dtype: GivenDtype = None, device: Device = None, name: str = "", **kwargs: Any
+    ) -> Tensor:
         """``torch.arange``."""
         kind = None if dtype is None else as_dtype(dtype)
         return self._make(
@@ -110,7 +128,7 @@ class Factories:
         )
 
     def randn(
-        self, *size: object, dtype: Any = None, device: Any = None, requires_grad: bool = False, name: str = "",
+        self, *size: object, dtype: GivenDtype = None, device: Device = None, requires_grad: bool = False, name: str = "",
         generator: torch.Generator | None = None,
     ) -> Tensor:  # fmt: skip
         """Normal random numbers from the rank's own generator."""
@@ -118,14 +136,19 @@ class Factories:
         return self._draw(lambda **how: torch.randn(shape, dtype=kind, **how), name, requires_grad, "randn", generator)
 
     def rand(
-        self, *size: object, dtype: Any = None, device: Any = None, requires_grad: bool = False, name: str = ""
+        self,
+        *size: object,
+        dtype: GivenDtype = None,
+        device: Device = None,
+        requires_grad: bool = False,
+        name: str = "",
     ) -> Tensor:
         """Uniform random numbers in [0, 1) from the rank's own generator."""
         shape, kind = _size(size), as_dtype(dtype)
         return self._draw(lambda **how: torch.rand(shape, dtype=kind, **how), name, requires_grad, "rand")
 
     def randint(
-        self, low: int, high: Any, size: Any = None, *, dtype: Any = None, device: Any = None, name: str = ""
+        self, low: int, high: Any, size: Any = None, *, dtype: GivenDtype = None, device: Device = None, name: str = ""
     ) -> Tensor:
         """Random integers in ``[low, high)``, or ``[0, low)`` as ``randint(low, size)``, from the rank's own generator."""
         if size is None:
@@ -134,7 +157,7 @@ class Factories:
         return self._draw(lambda **how: torch.randint(low, high, shape, dtype=kind, **how), name, False, "randint")
 
     def tensor(
-        self, data: Any, *, dtype: Any = None, device: Any = None, requires_grad: bool = False, name: str = ""
+        self, data: Any, *, dtype: GivenDtype = None, device: Device = None, requires_grad: bool = False, name: str = ""
     ) -> Tensor:
         """A tensor that holds a copy of ``data``."""
         kind = None if dtype is None else as_dtype(dtype)
@@ -147,14 +170,14 @@ class Factories:
         shared = torch.from_numpy(array)
         return self._make(lambda where: shared if where == "cpu" else shared.to("meta"), name, False, given=True)
 
-    def zeros_like(self, tensor: torch.Tensor, *, dtype: Any = None, name: str = "") -> Tensor:
+    def zeros_like(self, tensor: torch.Tensor, *, dtype: GivenDtype = None, name: str = "") -> Tensor:
         """Zeros of the same shape, and dtype unless given."""
         return self.zeros(tuple(tensor.shape), dtype=dtype or tensor.dtype, name=name)
 
-    def ones_like(self, tensor: torch.Tensor, *, dtype: Any = None, name: str = "") -> Tensor:
+    def ones_like(self, tensor: torch.Tensor, *, dtype: GivenDtype = None, name: str = "") -> Tensor:
         """Ones of the same shape, and dtype unless given."""
         return self.ones(tuple(tensor.shape), dtype=dtype or tensor.dtype, name=name)
 
-    def empty_like(self, tensor: torch.Tensor, *, dtype: Any = None, name: str = "") -> Tensor:
+    def empty_like(self, tensor: torch.Tensor, *, dtype: GivenDtype = None, name: str = "") -> Tensor:
         """Poisoned memory of the same shape, and dtype unless given."""
         return self.empty(tuple(tensor.shape), dtype=dtype or tensor.dtype, name=name)

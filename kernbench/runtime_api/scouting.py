@@ -72,7 +72,7 @@ class Scouts:
 
 @contextlib.contextmanager
 def _silence() -> Iterator[int]:
-    """What is printed in a block, by whomever, is dropped; gives the descriptor of what was stderr."""
+    """What is printed in a block, by any writer, is dropped; gives the descriptor of what was stderr."""
     streams = sys.stdout, sys.stderr
     for stream in streams:
         stream.flush()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
 from kernbench.errors import ConfigError
 
 Selection = str | int | Sequence[int] | range
+
+GivenDtype: TypeAlias = torch.dtype | str | None
+"""A dtype as callers give it: torch's, a name, or none."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +65,7 @@ _DTYPES: dict[str, torch.dtype] = {
 }  # fmt: skip
 
 
-def as_dtype(dtype: torch.dtype | str | None, default: torch.dtype | None = None) -> torch.dtype:
+def as_dtype(dtype: GivenDtype, default: torch.dtype | None = None) -> torch.dtype:
     """A torch dtype from a torch dtype, a name (``"f16"``, ``"bf16"``, ``"float32"``, ``"int32"`` ...) or None."""
     if dtype is None:
         return torch.get_default_dtype() if default is None else default

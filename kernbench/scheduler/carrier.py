@@ -197,7 +197,7 @@ class Carrier:
         main: the greenlet that runs the scheduler.
         baton: shared by the carriers of one world.
         on_bound: called in the thread, first, with the thread's own greenlet.
-        before_run: called with ``index`` each time that the thread is about to get the baton, by who gives it.
+        before_run: called with ``index`` each time that the thread is about to get the baton, by its giver.
         thread: one that runs already, to which :meth:`enter` and :meth:`leave` are left; there is no ``body`` then.
         crew: of a further thread of a rank (:mod:`.crew`): those that it is one of. It calls these two itself, too.
 

@@ -58,7 +58,7 @@ class RankScheduler:
     Must be created and driven on the main greenlet.
 
     Args:
-        policy: who of those that are ready runs next; by default who has been ready for longest.
+        policy: who of those that are ready runs next; by default the one that has been ready for longest.
         effects: what it may do to the process while ranks run; by default what the environment says.
 
     Attributes:

@@ -1,7 +1,7 @@
 """How ranks run: as greenlets of the main thread, or as carriers.
 
-Both runners resume who is ready, one at a time, in the order that the policy gives, and stop when a rank has failed. They
-know nothing of how ranks live and fail; what they share with who does is :class:`Turns`.
+Both runners resume ready ranks, one at a time, in the order that the policy gives, and stop when a rank has failed. They
+know nothing of how ranks live and fail; what they share with what does is :class:`Turns`.
 """
 
 from __future__ import annotations
@@ -260,7 +260,7 @@ class CarrierRunner(Runner):
         return not self._adopted
 
     def watched(self, standstill: Standstill | None) -> AbstractContextManager[None]:
-        """A :class:`Watchdog` looks at who has the baton; a program that is alone keeps no rank waiting."""
+        """A :class:`Watchdog` watches the holder of the baton; a program that is alone keeps no rank waiting."""
         if self._adopted:
             limited = standstill is not None and standstill.limit is not None
             return Watchdog(standstill).watching() if limited else nullcontext()

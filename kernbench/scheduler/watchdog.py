@@ -45,7 +45,7 @@ class Watchdog:
 
     Args:
         standstill: what it looks at besides; None: nothing.
-        baton: who runs; None: ranks have no threads of their own.
+        baton: its holder runs; None: ranks have no threads of their own.
         carriers: of the same world.
         give_up: called, in the watchdog's thread, with a carrier that waits for ever and what to raise in main.
     """

@@ -46,7 +46,7 @@ class Condition:
             self._told.append(callback)
 
     def fulfil(self, at: float = 0.0) -> None:
-        """It is true, from ``at`` (s) on; 0: no time passes for who waits. The first call counts."""
+        """It is true, from ``at`` (s) on; 0: no time passes for the waiter. The first call counts."""
         if self.end is None:
             self.end = at
             told, self._told = self._told, []

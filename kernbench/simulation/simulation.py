@@ -98,7 +98,7 @@ class Simulation:
         hosts, streams, storages, disks, values, host_reads, functions, kernels: what a rank does by itself.
         threads: of ranks, which take turns.
         steps: where the ranks' programs have got to.
-        requests: of serving engines, as they tell of them.
+        requests: of serving engines, as they report them.
         waits, matcher, runs, deadlines, monitored, polls, signal_timing, drain, world: what concerns others.
         assumptions: what was assumed of values that were not computed.
         jitter: how quick ranks are.

@@ -19,7 +19,7 @@ _OUTCOME = TypeAdapter(Outcome)
 
 
 class JournalWarning(UserWarning):
-    """Lines of a journal are damaged: what they told of is run again."""
+    """Lines of a journal are damaged: their points are run again."""
 
 
 class Journal:

@@ -28,7 +28,7 @@ class StudyRunner:
         jobs: points side by side, None: one per core; 0: one after the other, in this process.
         resume: take what the journal knows of these points; else begin anew.
         retry_failed: run again the points that failed before.
-        progress: told of each outcome.
+        progress: called with each outcome.
     """
 
     directory: Path

@@ -1,6 +1,6 @@
 """The pytest plugin: found through the ``pytest11`` entry point of an installed kernbench.
 
-Inert for who does not use it: it registers marks, options and fixtures, and imports neither torch nor Triton nor the
+Inert where it is not used: it registers marks, options and fixtures, and imports neither torch nor Triton nor the
 simulator until a marked test runs.
 """
 

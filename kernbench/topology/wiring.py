@@ -47,7 +47,7 @@ def grid(w: int, h: int, *, wrap: bool) -> Wiring:
 
 
 def full(count: int) -> Wiring:
-    """Everyone joined to everyone."""
+    """Each joined to every other."""
     pairs = tuple((a, b) for a in range(count) for b in range(count) if a != b)
     return Wiring(pairs, lambda a, b: (a, b) if a != b else (a,))
 

@@ -54,7 +54,7 @@ def read_document(path: Path, *, list_as: str = "", may_be_empty: bool = False) 
 
 
 def shared_document(path: Path, list_as: str = "") -> Document:
-    """As :func:`read_document`, for who changes nothing in it: the same object as long as the text is the same."""
+    """As :func:`read_document`, for callers that change nothing in it: the same object as long as the text is the same."""
     try:
         text = read_text(path)
     except UnreadableError as error:

@@ -9,6 +9,8 @@ from kernbench.trace.spans import Span, pack
 
 TRACK = "requests"
 KIND = "request"
+TO_FIRST, DECODING = "to the first token", "decoding"
+"""Phases of a request: its time in the queue and for its prompt; the tokens after the first."""
 
 
 def request_spans(records: Iterable[RequestRecord]) -> Iterator[Span]:
@@ -23,6 +25,7 @@ def request_spans(records: Iterable[RequestRecord]) -> Iterator[Span]:
             "preempted": len(record.preempted),
         }
         first, last = record.tokens[0], record.tokens[-1]
-        yield Span(None, 0, track, f"{record.name}: to the first token", KIND, record.arrived, first, 0, detail)
-        if last > first:
-            yield Span(None, 0, track, f"{record.name}: decoding", KIND, first, last, 0, detail)
+        for phase, begin, end in ((TO_FIRST, record.arrived, first), (DECODING, first, last)):
+            if phase == TO_FIRST or end > begin:
+                name = f"{record.name}: {phase}"
+                yield Span(None, 0, track, name, KIND, begin, end, 0, {"phase": phase, **detail})

@@ -10,10 +10,11 @@ from typing import Any
 
 import numpy as np
 
+from .lanes import Lanes
 from .values import Affine, exact_bounds
 
 
-def fits(v: Affine, bits: int, batch: Any, tile: tuple[int, ...]) -> Affine | None:
+def fits(v: Affine, bits: int, batch: Lanes, tile: tuple[int, ...]) -> Affine | None:
     """``v`` if no element leaves the signed range of ``bits``; bounds are made exact before giving up."""
     half = 1 << (bits - 1)
     if v.least >= -half and v.most < half:

@@ -85,9 +85,23 @@ Snapshot = tuple[dict[int, int], list[dict[int, TensorTraffic]]]
 
 
 class Binding:
-    """The launches of an execution, their arguments as values, and memory as their lanes see it."""
+    """The launches of an execution, their arguments as values, and memory as their lanes see it.
 
-    def __init__(self, launches: Sequence[Launch], memory: AllocationMap | None) -> None:
+    Args:
+        launches: of one program on one grid, by rank.
+        memory: where their pointers point; None: all that is registered.
+        dry: no value is computed: accesses are found and checked.
+        wave: program ids of the wave that is sampled, of which floats are not read; None: everything is run.
+    """
+
+    def __init__(
+        self,
+        launches: Sequence[Launch],
+        memory: AllocationMap | None,
+        *,
+        dry: bool = False,
+        wave: range | None = None,
+    ) -> None:
         first = launches[0]
         self.launches = launches
         self.program: Program = first.program
@@ -97,6 +111,14 @@ class Binding:
         self.n_ranks = len(launches)
         self.programs = prod(self.grid)
         self.memory: AllocationMap = memory if memory is not None else registry
+        self.dry = dry
+        self.wave = wave
+        #: Distinct bytes that the wave has read so far.
+        self.distinct = 0
+        #: Of the wave's loads of tiles, which of the last two dimensions lies in rows of memory.
+        self.contiguous: dict[int, int] = {}
+        #: Whether what tensors of a launch hold was not computed (:attr:`Launch.blind`).
+        self.blind = any(launch.blind for launch in launches)
         #: Per pointer argument: allocation and byte offset of each launch's pointer.
         self.roots: dict[int, list[tuple[HostAllocation, int]]] = {}
         #: Bytes moved, for each launch by base address of the allocation, and by operation.

@@ -20,6 +20,7 @@ from kernbench.errors import MemoryAccessError, RaceError
 from .access import Access, Piece
 from .batch import Batch
 from .binding import Binding, program_of
+from .frontend.program import OpInfo
 from .memory import Checks, HostAllocation, registry
 
 
@@ -107,7 +108,7 @@ class MemoryChecks:
                 self._unwritten(access, piece.allocation, int(_positions(piece)[~known][0]))
 
     def write_piece(self, access: Access, piece: Piece) -> None:
-        """Note who writes a piece; refuse two programs that write one element."""
+        """Note the writer of a piece; refuse two programs that write one element."""
         written = registry.written(piece.allocation.base)
         if written is not None:
             _bytes(written, piece, access.item).fill_(True)
@@ -179,19 +180,29 @@ class MemoryChecks:
         return read()
 
     def words(
-        self, info: Any, allocation: HostAllocation, keys: Any, offsets: Any, nbytes: int, modifiers: Any, *, reads: bool,
-        writes: bool, failed: Any = None, threads: Any = None,
-    ) -> None:  # fmt: skip
+        self,
+        info: OpInfo,
+        allocation: HostAllocation,
+        keys: np.ndarray,
+        offsets: np.ndarray,
+        nbytes: int,
+        modifiers: Sequence[str],
+        *,
+        reads: bool,
+        writes: bool,
+        failed: Any = None,
+        threads: np.ndarray | None = None,
+    ) -> None:
         """Atomics, and what inline assembly accesses, are not looked at."""
 
-    def fence(self, keys: Any, threads: Any = None) -> None:
+    def fence(self, keys: np.ndarray, threads: np.ndarray | None = None) -> None:
         """Nor are fences."""
 
     def meet(self, batch: Batch) -> None:
         """Nor is where threads meet."""
 
     def history(self, allocation: HostAllocation, offset: int) -> str:
-        """Nor who has signalled."""
+        """Nor the sender of a signal."""
         return ""
 
     def ended(self) -> None:

@@ -179,12 +179,12 @@ def execute(launches: Sequence[Launch], memory: AllocationMap | None = None) -> 
 
 
 def is_profiled() -> bool:
-    """Whether the operations of launches are timed for who records them."""
+    """Whether the operations of launches are timed for a recorder."""
     return any(recorder.profile for recorder in _recorders)
 
 
 def executed(execution: Execution, launches: Sequence[Launch]) -> None:
-    """An execution of these launches has ended: note it for who records launches."""
+    """An execution of these launches has ended: note it for the recorder of launches."""
     for recorder in _recorders:
         first = launches[0]
         kept = execution if recorder.profile else None

@@ -64,9 +64,7 @@ class Execution(Binding):
         known: bool = False,
         profile: bool = False,
     ) -> None:
-        super().__init__(launches, memory)
-        self.dry = dry
-        self.blind = any(launch.blind for launch in launches)
+        super().__init__(launches, memory, dry=dry, wave=wave)
         self.ready = ready(self.program)
         counted = self.ready.atomics - self.ready.by_values if known else self.ready.by_values
         if counted and wave is None:  # of launches that run, only what a look beforehand cannot tell
@@ -79,12 +77,6 @@ class Execution(Binding):
         self.checks = checks_of(self, None if dry else self.memory.checks(self))
         self.batches: list[Batch] = []
         self._pending: list[Chunk] = []
-        #: Program ids of the wave that is sampled, of which floats are not read; None: everything is run.
-        self.wave = wave
-        #: Distinct bytes that the wave has read so far.
-        self.distinct = 0
-        #: Of its loads of tiles, which of the last two dimensions lies in rows of memory.
-        self.contiguous: dict[int, int] = {}
         #: Trips of all programs' loops, of which only a wave is sampled.
         self.turns = np.zeros(self.programs if wave is not None else 0, dtype=np.int64)
         #: Programs run when only a sample is.

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 
 from .signals import Words
@@ -88,13 +89,23 @@ class Checks(Protocol):
         """Does the load that it has received: what ``read`` gives."""
 
     def words(
-        self, info: Any, allocation: HostAllocation, keys: Any, offsets: Any, nbytes: int, modifiers: Sequence[str], *,
-        reads: bool, writes: bool, failed: Any = None, threads: Any = None,
-    ) -> None:  # fmt: skip
+        self,
+        info: Any,
+        allocation: HostAllocation,
+        keys: np.ndarray,
+        offsets: np.ndarray,
+        nbytes: int,
+        modifiers: Sequence[str],
+        *,
+        reads: bool,
+        writes: bool,
+        failed: Any = None,
+        threads: np.ndarray | None = None,
+    ) -> None:
         """Programs ``keys`` read, write or update words at byte ``offsets``, in this order; of updates that ``failed`` to
         compare, only the read. ``threads``: which of each program's does it; None: the first."""
 
-    def fence(self, keys: Any, threads: Any = None) -> None:
+    def fence(self, keys: np.ndarray, threads: np.ndarray | None = None) -> None:
         """Programs ``keys`` have come to a fence; ``threads``: which of each program's; None: all."""
 
     def meet(self, batch: Any) -> None:

@@ -1,4 +1,4 @@
-"""Who has written the words by which launches signal to each other, and who has heard whom.
+"""Who has written the words by which launches signal to each other, and which launch has read whose.
 
 The values of a waiting launch say nothing about time: it may find its signal there because the rank that sends it happened to
 be computed first. So memory that is shared between ranks remembers, word by word, the party that wrote it last; a party that

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from kernbench.cost.attention import attention_time
+from kernbench.cost.devices import GivenDevice, resolve_device
 from kernbench.cost.estimate import Estimate, Floats
 from kernbench.cost.gemm import gemm_time, kernels_of
 from kernbench.cost.grouped import grouped_gemm_time
@@ -41,7 +42,7 @@ def _gemm(table: Table, path: Path, rows: Rows, directory: Path) -> MeasuredTabl
     return comparable(table, path, points, table_device(table, directory), build)
 
 
-def _gemm_times(device: Any, shapes: Any, texts: Any) -> Times:
+def _gemm_times(device: GivenDevice, shapes: Any, texts: Any) -> Times:
     seconds, low, high = (np.empty(len(shapes)) for _ in range(3))
     for text in np.unique(texts):
         at, dtype, out = texts == text, operand_dtype(str(text)), result_dtype(str(text))
@@ -61,7 +62,7 @@ def _sustained_gemm(table: Table, path: Path, rows: Rows, directory: Path) -> Me
     points = [(size, seconds_of(row, path, table, flops=f)) for size, row, f in zip(moved, rows, flops, strict=True)]
 
     def build(keep: Any) -> Estimator:
-        def estimate(device: Any) -> Times:
+        def estimate(device: GivenDevice) -> Times:
             seconds, low, high = (np.empty(len(keep)) for _ in range(3))
             for kind in np.unique(kinds[keep]):
                 at = kinds[keep] == kind
@@ -72,7 +73,7 @@ def _sustained_gemm(table: Table, path: Path, rows: Rows, directory: Path) -> Me
                     accumulate=accumulate == "1",
                 )  # fmt: skip
                 hot = (found.seconds * table.repeats >= HEATED) & (found.algorithm == "compute")
-                slower = 1 + kernels_of(device).sustained * hot
+                slower = 1 + kernels_of(resolve_device(device)).sustained * hot
                 seconds[at], low[at], high[at] = (each * slower for each in (found.seconds, found.low, found.high))
             return seconds, low, high
 
@@ -105,11 +106,11 @@ def _grouped_gemm(table: Table, path: Path, rows: Rows, directory: Path) -> Meas
     def build(keep: Any) -> Estimator:
         kept = [found[index] for index in keep]
 
-        def estimate(device: Any) -> Times:
+        def estimate(device: GivenDevice) -> Times:
             each = [
                 grouped_gemm_time(
                     device, groups, m, n, k, dtype=dtype, out_dtype="fp32" if out == 4 else None, accumulate=added,
-                    issue=table.issue_us * 1e-6, slowdown=kernels_of(device).sustained,
+                    issue=table.issue_us * 1e-6, slowdown=kernels_of(resolve_device(device)).sustained,
                 )
                 for groups, m, n, k, out, added in kept
             ]  # fmt: skip
@@ -133,7 +134,7 @@ def _attention(table: Table, path: Path, rows: Rows, directory: Path) -> Measure
     def build(keep: Any) -> Estimator:
         kept = [calls[index] for index in keep]
 
-        def estimate(device: Any) -> Times:
+        def estimate(device: GivenDevice) -> Times:
             found = []
             for batch, tokens, heads, kv_heads, width, values in kept:
                 one = attention_time(
@@ -184,7 +185,7 @@ def _memory_bound(table: Table, path: Path, rows: Rows, directory: Path) -> Meas
     def build(keep: Any) -> Estimator:
         kept = [calls[index] for index in keep]
 
-        def estimate(device: Any) -> Times:
+        def estimate(device: GivenDevice) -> Times:
             return _columns(
                 [memory_bound_time(device, op, shape, dtype=dtype, cold=cold) for op, shape, dtype, cold in kept]
             )

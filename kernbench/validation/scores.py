@@ -11,6 +11,7 @@ import numpy as np
 
 from kernbench.collective_kinds import TIMED, timed_name
 from kernbench.cost.collectives import collective_time
+from kernbench.cost.devices import GivenDevice
 from kernbench.cost.estimate import Floats
 from kernbench.errors import ConfigError
 from kernbench.input_files import expanded, is_file, shortened, shown_path
@@ -104,7 +105,7 @@ _NO_FIGURES = (ValueError, KeyError, OverflowError, ZeroDivisionError)
 """What comes of cells that hold no numbers, or numbers of no size that there is: a row's whole computation is its check."""
 
 
-def compare(table: Table, directory: Path, *, system: Any = None, device: Any = None) -> Comparison:
+def compare(table: Table, directory: Path, *, system: Any = None, device: GivenDevice | None = None) -> Comparison:
     """The estimates of one table beside its measurements.
 
     Args:

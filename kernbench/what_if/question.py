@@ -27,7 +27,7 @@ class Question:
         environment: variables of the program, likewise.
         where: filters over the settings (``"tp * pp <= gpus"``): combinations that fail one are left out.
         steps: optimizer steps after which each run is stopped; None: it runs to its end.
-        tokens_per_step, samples_per_step: of the whole job; numbers, or templates of them; default: what the program tells.
+        tokens_per_step, samples_per_step: of the whole job; numbers, or templates of them; default: what the program reports.
         data: whether values are computed.
         options: further options of ``kernbench run``.
     """

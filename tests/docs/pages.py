@@ -1,6 +1,7 @@
 """Documentation that runs: what a page's fenced blocks mean, and how they are carried out.
 
-A page is run in a folder of its own, which has the repository's ``examples``, block by block, in order:
+A page is run in an empty folder of its own, block by block, in order: what it needs of the repository it has to copy, as a
+reader does (``kernbench examples copy``):
 
     ```python                   runs in a process of its own
     ```output                   right after it: what it prints
@@ -69,7 +70,6 @@ class Page:
 
     def run(self) -> None:
         """Carry out all blocks; what differs is in ``problems``, or rewritten."""
-        (self.folder / "examples").symlink_to(ROOT / "examples")
         blocks = list(self._blocks())
         for number, block in enumerate(blocks):
             after = blocks[number + 1] if number + 1 < len(blocks) else None

@@ -99,6 +99,20 @@ def test_readme_is_among_the_pages() -> None:
     assert (ROOT / "pyproject.toml").is_file()
 
 
+def test_pages_name_benches_by_commands_that_need_no_checkout() -> None:
+    """``python -m benches.NAME`` is the short name that a checkout has beside them; docs/benches.md says so, once."""
+    short = {
+        f"{page}: {line.strip()}"
+        for page in find_pages()
+        if page.name != "CHANGELOG.md"
+        for line in (ROOT / page).read_text(encoding="utf-8").splitlines()
+        if re.search(r"(?<![\w.])(python -m benches\b|from benches\b|import benches\b|`benches\.\w)", line)
+    }
+    assert short == {
+        "docs/benches.md: `python -m kernbench.benches.NAME`, and in a checkout `python -m benches.NAME` is short for it."
+    }
+
+
 def test_there_is_one_version() -> None:
     """Package and changelog; the distribution reads the package's, and what is installed may be older."""
     declared = (ROOT / "pyproject.toml").read_text()

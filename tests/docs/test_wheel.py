@@ -51,7 +51,6 @@ class Followed(Page):
     tools: Path = Path()
 
     def _execute(self, command: str) -> tuple[int, str]:
-        (self.folder / "examples").unlink(missing_ok=True)
         return ran(command, self.tools, self.folder)
 
 

@@ -72,6 +72,34 @@ def test_clicks_tell_what_the_trace_says(opened: Opened, reported: RuntimeContex
     assert "Where time goes" in told["text"]
 
 
+_FLAME = """
+  const box = document.getElementById("flame-chart"), words = document.getElementById("flame-words");
+  const rows = () => Number.parseInt(box.style.height);
+  const keys = (...names) => names.map((name) => { press(box, name); return words.textContent; });
+  told.focus = box.tabIndex;
+  told.whole = rows();
+  told.down = keys("ArrowDown", "ArrowDown", "ArrowDown");
+  told.up = keys("ArrowUp")[0];
+  press(box, "Enter");
+  told.closer = rows();
+  press(box, "Escape");
+  told.back = rows();
+"""
+
+
+def test_the_flame_is_walked_by_keys(opened: Opened, page: Path) -> None:
+    told = opened(page, _FLAME)
+    assert told["wrong"] == []
+    assert told["focus"] == 0
+    first, second, third = told["down"]
+    assert first.startswith("all: ")
+    assert ", 100.0 %, " in first
+    assert ".py:" in second
+    assert third.endswith(" operations")
+    assert told["up"] == second != third
+    assert told["back"] == told["whole"] == told["closer"] + 21  # a row less, below the outermost call
+
+
 def _nothing(rank: int, world_size: int, torch: object) -> None:
     """A program that fails before it does anything."""
     raise ValueError(f"<b>rank {rank}</b> & größer 大")

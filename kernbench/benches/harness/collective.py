@@ -41,7 +41,7 @@ class Session:
         on_row: called with each row when the last rank has reported it.
     """
 
-    ctx: Any
+    ctx: RuntimeContext
     plan: Plan
     world_size: int
     on_row: Callable[[Row], None] | None = None

@@ -1,4 +1,4 @@
-"""What one-shot and two-shot algorithms share: everybody exchanges with everybody at once."""
+"""What one-shot and two-shot algorithms share: every member exchanges with every other at once."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kernbench.ccl.shapes import all_pairs, fold_slots
 
 
 def one_shot(name: str, members: int, *, pull: bool) -> Schedule:
-    """Everybody's whole buffer to everybody, folded there. Scratch chunk ``1 + m`` holds what member m has."""
+    """Every member's whole buffer to all members, folded there. Scratch chunk ``1 + m`` holds what member m has."""
     shot = ScheduleBuilder(name, members, chunks=1, scratch=np.zeros(members))
     src, dst = all_pairs(members)
     shot.round(src, dst, 0, reduce=False, to_chunk=1 + src, way=Way.PULL if pull else Way.LINK)
@@ -19,7 +19,7 @@ def one_shot(name: str, members: int, *, pull: bool) -> Schedule:
 
 
 def two_shot(name: str, members: int, *, pull: bool) -> Schedule:
-    """Part m of everybody's buffer to member m, folded there; the sums to everybody."""
+    """Part m of every member's buffer to member m, folded there; the sums to all."""
     way = Way.PULL if pull else Way.LINK
     shots = ScheduleBuilder(name, members, chunks=members, scratch=np.zeros(members))
     src, dst = all_pairs(members)

@@ -2,7 +2,7 @@
 
 An owner's part of every member's buffer goes up to the switch, which sums it in the order of the members' numbers,
 keeps wide sums, and hands the owner one result: its link carries the sum only. Back, the owner's one copy comes down to
-everybody. NVLink SHARP does this (``multimem.ld_reduce`` with ``.acc::f32`` and ``multimem.st`` of PTX); in which order
+all members. NVLink SHARP does this (``multimem.ld_reduce`` with ``.acc::f32`` and ``multimem.st`` of PTX); in which order
 it adds is not published, so this order is a choice.
 """
 

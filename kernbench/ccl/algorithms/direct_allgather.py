@@ -1,4 +1,4 @@
-"""Direct all-gather: every member sends its chunk to everybody, all at once; one step."""
+"""Direct all-gather: every member sends its chunk to all others at once; one step."""
 
 from __future__ import annotations
 

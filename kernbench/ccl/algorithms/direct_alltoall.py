@@ -1,4 +1,4 @@
-"""Direct all-to-all: everybody sends to everybody at once, one step; what NCCL's grouped sends and receives do."""
+"""Direct all-to-all: every member sends to every other at once, one step; what NCCL's grouped sends and receives do."""
 
 from __future__ import annotations
 

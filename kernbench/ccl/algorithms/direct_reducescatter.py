@@ -1,4 +1,4 @@
-"""Direct reduce-scatter: member m gets chunk m of everybody, all at once, and adds up; one step.
+"""Direct reduce-scatter: member m gets chunk m of all members at once, and adds up; one step.
 
 Order of reduction: member 0, 1, 2, ..., sums kept wide.
 """

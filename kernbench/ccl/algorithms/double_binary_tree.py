@@ -1,6 +1,6 @@
 """Double binary tree all-reduce: reduce up two binary trees and broadcast down, half of the buffer over each.
 
-An inner member of one tree is a leaf of the other, so everybody sends and receives about the whole buffer twice, in
+An inner member of one tree is a leaf of the other, so every member sends and receives about the whole buffer twice, in
 ``2 log2(n)`` hops instead of a ring's ``2 (n - 1)`` (Sanders, Speck and Träff, "Two-tree algorithms for full bandwidth
 broadcast, reduction and scan", Parallel Computing 35, 2009). Each half is cut into ``chunks`` that follow each
 other in a pipeline.

@@ -1,4 +1,4 @@
-"""All-gather in the switch: everybody sends its chunk once, the switch sends copies to all (NCCL's NVLS all-gather)."""
+"""All-gather in the switch: every member sends its chunk once, the switch sends copies to all (NCCL's NVLS all-gather)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""All-reduce in the switch: every member owns a part, which the switch sums and sends to everybody.
+"""All-reduce in the switch: every member owns a part, which the switch sums and sends to all members.
 
 A link carries the buffer once each way, half of what a ring needs. NCCL calls it NVLS. A part is cut into ``chunks``
 that follow each other: while one comes down the next goes up. Order of reduction: the switch's, see ``_in_switch``.

@@ -1,4 +1,4 @@
-"""Reduce-scatter in the switch: it sums chunk m of everybody and hands member m the result (NCCL's NVLS reduce-scatter).
+"""Reduce-scatter in the switch: it sums chunk m of all members and hands member m the result (NCCL's NVLS reduce-scatter).
 
 Order of reduction: the switch's, see ``_in_switch``.
 """

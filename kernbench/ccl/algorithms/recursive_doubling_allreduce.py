@@ -1,4 +1,4 @@
-"""Recursive doubling: in round k everybody exchanges all it has with the member whose number differs in bit k.
+"""Recursive doubling: in round k every member exchanges all it has with the member whose number differs in bit k.
 
 ``log2(n)`` rounds with the whole buffer each: the fewest steps, for short messages (Thakur, Rabenseifner and Gropp, IJHPCA
 2005, section 4.5, with its folding of members beyond a power of two).

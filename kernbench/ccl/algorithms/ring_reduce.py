@@ -1,6 +1,6 @@
 """Pipelined ring reduce: partial results travel along the ring towards the root, chunk by chunk.
 
-The mirror image of the pipelined ring broadcast: the member after the root starts, everybody adds its own, the root comes
+The mirror image of the pipelined ring broadcast: the member after the root starts, every member adds its own, the root comes
 last. Order of reduction: root + 1, root + 2, ..., root.
 """
 

@@ -1,4 +1,4 @@
-"""Two-shot all-reduce as a Triton kernel: rank r sums part r of all buffers, then everybody reads the sums.
+"""Two-shot all-reduce as a Triton kernel: rank r sums part r of all buffers, then every rank reads the sums.
 
 The same algorithm as ``two_shot_pull``, bit for bit, and its time is that schedule's.
 """

@@ -1,4 +1,4 @@
-"""What vLLM's scheduler does with requests, told to the simulation: ``vllm.v1.core.sched.scheduler.Scheduler``.
+"""What vLLM's scheduler does with requests, reported to the simulation: ``vllm.v1.core.sched.scheduler.Scheduler``.
 
 Its two methods that the engine calls are wrapped when the module has been imported: one takes a request, the other takes what a
 step has computed. What they do is unchanged. Where each of several ranks has an engine that does the same (its
@@ -48,7 +48,7 @@ class RequestNames:
 
 
 def observe(module: ModuleType) -> None:
-    """Have the scheduler tell of requests and steps, as far as this release has the methods that are known."""
+    """Have the scheduler report requests and steps, as far as this release has the methods that are known."""
     scheduler, names = getattr(module, "Scheduler", None), RequestNames()
     for name, wrapper in (("add_request", _taking), ("update_from_output", _updating)):
         method = getattr(scheduler, name, None)
@@ -57,7 +57,7 @@ def observe(module: ModuleType) -> None:
 
 
 def _repeats(scheduler: Any) -> bool:
-    """Whether another rank's engine tells of the same requests."""
+    """Whether another rank's engine reports the same requests."""
     parallel: Any = getattr(getattr(scheduler, "vllm_config", None), "parallel_config", None)
     if getattr(parallel, "distributed_executor_backend", None) != "external_launcher":
         return False

@@ -33,14 +33,14 @@ class Bitmap {
     }
   }
 
-  // The picture, with words on it: x, y, width, text.
+  // The picture, with words on it: x, y, width, text, colour.
   end(labels) {
     const { context, ratio } = this;
     context.putImageData(this.image, 0, 0);
     context.font = `${10.5 * ratio}px system-ui, sans-serif`;
     context.textBaseline = "middle";
-    context.fillStyle = "#fff";
-    for (const [x, y, width, text] of labels) {
+    for (const [x, y, width, text, colour] of labels) {
+      context.fillStyle = colour;
       const most = Math.floor(width / 5.7), shown = text.length > most ? `${text.slice(0, most - 1)}..` : text;
       context.fillText(shown, (x - this.x) * ratio, (y - this.y) * ratio, (width + 3) * ratio);
     }

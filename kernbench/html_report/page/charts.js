@@ -98,21 +98,33 @@ function showServing(run) {
   at("serving-words").textContent = `${counted(found.requests, "request")}, ${count(found.requests_per_second)} requests/s, ${count(found.generated_tokens_per_second)} generated tokens/s, ${count(found.generated_tokens_per_second_per_gpu)} per GPU; ${counted(found.steps, "step")}, ${counted(found.preemptions, "preemption")}` + (good ? `; goodput ${count(good.requests_per_second)} requests/s, ${share(good.share, 1)} of them` : "");
   at("serving-chart").hidden = !found.of_steps.length;
   if (!found.of_steps.length) return;
-  const line = (name, part, step) => ({ name, type: "line", step, symbol: "none", lineStyle: { width: 1 }, data: found.of_steps.map((each) => [each.at, each[part]]) });
-  const series = [line("prefill tokens of a step", "prefill_tokens", "end"), line("decode tokens of a step", "decode_tokens", "end"), line("running requests", "running", "end"), line("waiting requests", "waiting", "end")];
-  if (found.blocks) series.push(line("blocks used", "blocks_used", "end"));
-  chartIn(at("serving-chart"), 280, () => ({
-    ...servingFrame(series), tooltip: { trigger: "axis", confine: true },
-    xAxis: axis("s", { type: "value", min: "dataMin" }), yAxis: axis("", { type: "value" }), series,
-  }));
+  // Above, prefill, which is of thousands of tokens; below, what is of tens. A step's tokens are of the time until its end,
+  // and what was in the engine at its end is until the next one's.
+  const part = (name, tint, value, { step = "end", below = 1, axis: y = below, dashed = false } = {}) => ({
+    name, type: "line", step, symbol: "none", tint, xAxisIndex: below, yAxisIndex: y, lineStyle: { width: 1.5, type: dashed ? "dashed" : "solid" }, data: found.of_steps.map((each) => [each.at, value(each)]),
+  });
+  const series = [
+    part("prefill tokens of a step", "gemm", (each) => each.prefill_tokens, { step: "start", below: 0 }), part("decode tokens of a step", "decoding", (each) => each.decode_tokens, { step: "start" }),
+    part("running requests", "math", (each) => each.running), part("waiting requests", "path", (each) => each.waiting),
+  ];
+  if (found.blocks) series.push(part("cache used, %", "other", (each) => (100 * each.blocks_used) / found.blocks, { axis: 2, dashed: true }));
+  const box = at("serving-chart");
+  chartIn(box, 400, () => {
+    const { top, legend } = legendOver(series.map(({ name }) => name), box.clientWidth), side = { left: 56, right: found.blocks ? 48 : 24 };
+    const x = { type: "value", min: "dataMin", max: "dataMax", splitNumber: box.clientWidth < 600 ? 3 : 6 }, format = { showMinLabel: false, formatter: inOneUnit(found.of_steps.at(-1).at) }, whole = { minInterval: 1 };
+    return {
+      grid: [{ ...side, top, height: 110 }, { ...side, top: top + 150, bottom: 30 }], legend, tooltip: { trigger: "axis", confine: true }, axisPointer: { link: [{ xAxisIndex: "all" }] },
+      xAxis: [axis("", { ...x, gridIndex: 0, axisLabel: { ...format, show: false } }), axis("", { ...x, gridIndex: 1, axisLabel: format })],
+      yAxis: [
+        axis("tokens", { type: "value", gridIndex: 0, ...whole }), axis("tokens, requests", { type: "value", gridIndex: 1, ...whole, nameTextStyle: { color: colour("soft"), align: "left", padding: [0, 0, 0, -40] } }),
+        ...(found.blocks ? [axis("%", { type: "value", gridIndex: 1, position: "right", min: 0, max: 100, splitLine: { show: false } })] : []),
+      ],
+      series: series.map(({ tint, ...each }) => ({ ...each, color: colour(tint) })),
+    };
+  });
 }
 
-function servingFrame(series) {
-  const { top, legend } = legendOver(series.map(({ name }) => name), at("serving-chart").clientWidth);
-  return { grid: { left: 60, right: 30, top: top - 20, bottom: 30 }, legend };
-}
-
-// Flame view: boxes from the outermost call down; a box is as wide as its share of the one that is looked at.
+// Flame view: boxes from the outermost call down; a box is as wide as its share of the one that fills the view.
 function showFlame(run) {
   at("flame").hidden = !run.flame.length;
   if (!run.flame.length) return;
@@ -121,7 +133,7 @@ function showFlame(run) {
   for (const node of nodes) (node.parent < 0 ? root : nodes[node.parent]).children.push(node);
   root.took = root.children.reduce((sum, node) => sum + node.took, 0);
   root.calls = root.children.reduce((sum, node) => sum + node.calls, 0);
-  let seen = root, boxes = [], depth = 1;
+  let seen = root, marked = null, boxes = [], depth = 1;
   const tints = { compute: "gemm", communication: "collective", copy: "dma" };
   const lay = () => {
     boxes = [];
@@ -146,17 +158,43 @@ function showFlame(run) {
       renderItem: (params, api) => {
         const { node, level, begin, end } = boxes[params.dataIndex], [x, y] = api.coord([begin, level]), width = api.coord([end, level])[0] - x, high = api.size([0, 1])[1];
         const tint = node.kind ? colour(tints[node.kind] ?? "kernel") : level ? colour("line") : colour("band");
-        return { type: "rect", shape: { x, y, width: Math.max(width - 1, 0.5), height: high - 1.5 }, style: { fill: tint }, textConfig: { position: "insideLeft", distance: 5 }, textContent: width > 30 ? { style: { text: shortPlace(node.name), fill: node.kind ? "#fff" : colour("text"), fontSize: 11, width: width - 10, overflow: "truncate", ellipsis: ".." } } : undefined };
+        return { type: "rect", shape: { x, y, width: Math.max(width - 1, 0.5), height: high - 1.5 }, style: { fill: tint, stroke: colour("text"), lineWidth: node === marked ? 2 : 0 }, z2: node === marked ? 1 : 0, textConfig: { position: "insideLeft", distance: 5 }, textContent: width > 30 ? { style: { text: shortPlace(node.name), fill: node.kind ? textOn(tint) : colour("text"), fontSize: 11, width: width - 10, overflow: "truncate", ellipsis: ".." } } : undefined };
       },
     }],
   }));
-  shown.chart.on("click", ({ dataIndex }) => {
-    const { node, level } = boxes[dataIndex];
-    seen = level === 0 && node !== root ? (node.parent < 0 ? root : nodes[node.parent]) : node;
+  const above = (node) => (node === root ? root : node.parent < 0 ? root : nodes[node.parent]);
+  const look = (node) => {
+    seen = node;
     lay();
     box.style.height = `${height()}px`;
+    shown.paint(); // first: what is drawn anew at another size are these boxes
     shown.chart.resize();
+  };
+  shown.chart.on("click", ({ dataIndex }) => {
+    const { node, level } = boxes[dataIndex];
+    look(level === 0 ? above(node) : node);
+  });
+  const mark = (node) => {
+    marked = node;
+    at("flame-words").textContent = `${node.name}: ${seconds(node.took)}, ${share(node.took, root.took)}, ${counted(node.calls, "operation")}`;
     shown.paint();
+  };
+  const beside = (step) => {
+    const { level } = boxes.find(({ node }) => node === marked), row = boxes.filter((each) => each.level === level);
+    return row[Math.max(0, Math.min(row.length - 1, row.findIndex(({ node }) => node === marked) + step))].node;
+  };
+  const drawn = (node) => boxes.some((each) => each.node === node);
+  box.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const now = marked && drawn(marked) ? marked : null;
+    const does = {
+      ArrowDown: () => mark(now ? (now.children.find(drawn) ?? now) : seen), ArrowUp: () => mark(now && now !== seen ? above(now) : seen),
+      ArrowLeft: () => mark(now ? beside(-1) : seen), ArrowRight: () => mark(now ? beside(1) : seen),
+      Enter: () => now && look(now), Escape: () => look(above(seen)),
+    }[event.key];
+    if (!does) return;
+    event.preventDefault();
+    does();
   });
 }
 
@@ -212,8 +250,8 @@ function showMemory(run) {
     return {
       grid: { left: 64, right: 20, top, bottom: 34 }, legend,
       tooltip: { trigger: "axis", confine: true, valueFormatter: (value) => size(value * unit[0]) },
-      xAxis: axis("", { type: "value", min: 0, max: run.seconds || null, axisLabel: { formatter: (value) => seconds(value, 3) } }),
-      yAxis: axis(unit[1], { type: "value", max: near ? room / unit[0] : null }),
+      xAxis: axis("", { type: "value", min: 0, max: run.seconds || null, axisLabel: { formatter: inOneUnit(run.seconds) } }),
+      yAxis: axis(unit[1], { type: "value", max: near ? room / unit[0] : null, axisLabel: { formatter: (value) => parseFloat(value.toPrecision(3)).toLocaleString("en") } }),
       dataZoom: [{ type: "inside", filterMode: "none", zoomOnMouseWheel: "ctrl", moveOnMouseWheel: "shift" }],
       series: Object.entries(memory.categories).map(([name, values], number) => ({
         name, type: "line", step: "end", stack: "all", symbol: "none", lineStyle: { width: 0 }, areaStyle: { opacity: 0.85 }, color: colour(USES[name] ?? "other"), data: moments.map((moment, i) => [moment, values[Math.min(i, values.length - 1)] / unit[0]]), // what is in use last stays so

@@ -54,7 +54,7 @@ class Run {
     }
     this.times(this.column("gap", Float64Array), this.column("length", Float64Array));
     this.length = Math.max(Math.round(this.seconds * 1e9), 1);
-    this.kindOf = Uint8Array.from(this.types, ([, kind]) => categoryOf(kind));
+    this.kindOf = Uint8Array.from(this.types, ([, kind, , detail]) => categoryOf(kind, this.details[detail]));
     this.bytes = null;
   }
 
@@ -85,6 +85,11 @@ class Run {
         now = length[i] += gap[i];
       }
     }
+  }
+
+  // Whose a lane is, in words: a rank's, the serving engine's, or main's.
+  ownerOf(lane) {
+    return lane.rank !== null ? `rank ${lane.rank}` : lane.name.startsWith("requests") ? "engine" : "main";
   }
 
   laneOf(span) {

@@ -11,8 +11,8 @@ function showDetails(run, timeline, span) {
   const [name, kind, nbytes, place] = run.types[run.type[span]], { stack, shapes, flops, ...detail } = run.details[place];
   const lane = run.laneOf(span), took = run.end[span] - run.begin[span], rows = [];
   const group = run.groups.find(([ranks]) => ranks.includes(lane.rank));
-  rows.push(["kind", CATEGORIES[categoryOf(kind)][1]]);
-  rows.push(["where", `${lane.rank === null ? "main" : `rank ${lane.rank}`}, ${lane.name}`]);
+  rows.push(["kind", CATEGORIES[run.kindOf[run.type[span]]][1]]);
+  rows.push(["where", `${run.ownerOf(lane)}, ${lane.name}`]);
   if (group && group[0].length > 1) rows.push(["does the same", `ranks ${ranges(group[0])}`]);
   rows.push(["from", nanos(run.begin[span], 7)], ["to", nanos(run.end[span], 7)], ["takes", nanos(took)]);
   if (run.below[span] || run.above[span]) {

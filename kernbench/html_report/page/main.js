@@ -64,7 +64,7 @@ async function open() {
   showMemory(run);
   showLinks(run);
   showComparison(run);
-  showContents([["timeline", "timeline"], ["time", "where time goes"], ["flame", "lines"], ["roofline", "roofline"], ["memory", "memory"], ["links", "links"], ["compare", "compare"], ["notes", "notes"]]);
+  showContents([["timeline", "timeline"], ["time", "where time goes"], ["serving", "requests"], ["flame", "lines"], ["roofline", "roofline"], ["memory", "memory"], ["links", "links"], ["compare", "compare"], ["notes", "notes"]]);
   followTheme(timeline);
   at("wait").remove();
   window.report = { run, timeline };

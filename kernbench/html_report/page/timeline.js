@@ -57,13 +57,13 @@ class Timeline {
     if (view === "lines") {
       const byRank = new Map();
       for (const lane of lanes) byRank.set(lane.rank, [...(byRank.get(lane.rank) ?? []), lane]);
-      this.lines = [...byRank].map(([rank, parts]) => [rank, parts.sort((a, b) => onTop(a) - onTop(b))]).map(([rank, parts]) => ({ label: rank === null ? (parts[0].name.startsWith("requests") ? "engine" : "main") : `rank ${rank}`, name: "", parts, rank }));
+      this.lines = [...byRank].map(([rank, parts]) => [rank, parts.sort((a, b) => onTop(a) - onTop(b))]).map(([rank, parts]) => ({ label: this.run.ownerOf(parts[0]), name: "", parts, rank }));
     } else {
       const shown = view === "groups" ? new Map(groups.map(([ranks, rank]) => [rank, ranks])) : null;
       const wanted = lanes.filter((lane) => lane.rank === null || !shown || shown.has(lane.rank));
       this.lines = wanted.map((lane, i) => {
         const ranks = shown?.get(lane.rank), first = i === 0 || wanted[i - 1].rank !== lane.rank;
-        const who = lane.rank === null ? (lane.name.startsWith("requests") ? "engine" : "main") : ranks && ranks.length > 1 ? `${ranks.length} ranks` : `rank ${lane.rank}`;
+        const who = ranks && ranks.length > 1 ? `${ranks.length} ranks` : this.run.ownerOf(lane);
         return { label: first ? who : "", who, name: lane.name, parts: [lane], rank: lane.rank, first };
       });
     }
@@ -209,7 +209,7 @@ class Timeline {
       if (end[i] === begin[i]) continue;
       const x = this.x(frame, Math.max(begin[i], this.window[0])), width = this.x(frame, Math.min(end[i], this.window[1])) - x, kind = kindOf[type[i]];
       this.bitmap.box(x, top, Math.max(width - (width > THIN ? 0.7 : 0), 0.5), high, this.inks[kind]);
-      if (named && width > 34 && kind < 7 && labels.length < LABELS) labels.push([x + 4, top + high / 2 + 0.5, width - 7, types[type[i]][0]]);
+      if (named && width > 34 && !UNNAMED.has(kind) && labels.length < LABELS) labels.push([x + 4, top + high / 2 + 0.5, width - 7, types[type[i]][0], this.texts[kind]]);
     }
   }
 
@@ -518,6 +518,7 @@ class Timeline {
   paint() {
     const card = colour("card");
     this.full = CATEGORIES.map(([name]) => inkOf(colour(name)));
+    this.texts = CATEGORIES.map(([name]) => textOn(colour(name)));
     this.pale = CATEGORIES.map(([name]) => inkOf(colour(name), card, 0.25));
     this.rule = inkOf(colour("line"));
     this.found = inkOf(colour("match"));

@@ -4,11 +4,14 @@
 const CATEGORIES = [
   ["gemm", "matrix products"], ["attention", "attention"], ["kernel", "kernels"], ["math", "bound by memory"],
   ["collective", "collectives, messages"], ["dma", "copies"], ["other", "other"], ["launch", "host launches"], ["wait", "host waits"],
+  ["first-token", "requests, to the first token"], ["decoding", "requests, decoding"],
 ];
+const CATEGORY = new Map(CATEGORIES.map(([name], place) => [name, place]));
+const UNNAMED = new Set(["launch", "wait"].map((name) => CATEGORY.get(name))); // too short and too many for labels
 
-function categoryOf(kind) {
-  const found = CATEGORIES.findIndex(([name]) => name === kind);
-  return found < 0 ? 6 : found;
+// Of a kind of operation, or of a request's phase; "other" where there is none.
+function categoryOf(kind, { phase }) {
+  return CATEGORY.get(kind === "request" ? (phase === "decoding" ? phase : "first-token") : kind) ?? CATEGORY.get("other");
 }
 
 const colours = new Map();
@@ -29,6 +32,11 @@ const SIZES = [[2 ** 40, "TiB"], [2 ** 30, "GiB"], [2 ** 20, "MiB"], [2 ** 10, "
 const RATES = [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"], [1, ""]];
 
 const seconds = (value, digits) => (value ? scaled(value, TIMES, digits) : "0");
+// Moments of an axis, all in the unit of the last.
+function inOneUnit(last) {
+  const [size, unit] = TIMES.find(([least]) => last >= least) ?? TIMES.at(-1);
+  return (value) => (value ? `${parseFloat((value / size).toPrecision(4))} ${unit}` : "0");
+}
 const nanos = (value, digits) => seconds(value * 1e-9, digits);
 const size = (value) => (value ? scaled(value, SIZES) : "0");
 const rate = (value, unit) => scaled(value, RATES) + unit;
@@ -58,6 +66,13 @@ function element(name, attributes = {}, ...children) {
   }
   made.append(...children.filter((child) => child !== null && child !== undefined));
   return made;
+}
+
+// Of two, the text's colour that is read better on a colour #rrggbb (WCAG's relative luminance).
+function textOn(colour) {
+  const [red, green, blue] = [1, 3, 5].map((place) => parseInt(colour.slice(place, place + 2), 16) / 255).map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
+  const light = 0.2126 * red + 0.7152 * green + 0.0722 * blue;
+  return 1.05 / (light + 0.05) >= (light + 0.05) / 0.05 ? "#ffffff" : "#000000";
 }
 
 const at = (id) => document.getElementById(id);

@@ -2,7 +2,7 @@
 
     python -m kernbench.programs.gpu_steps.timed --out real.json  # where there is a GPU
     kernbench run --no-data --system dgx_h100 --nproc-per-node 1 -m kernbench.programs.gpu_steps.timed --out simulated.json
-    python -m benches.gpu_step_compare real.json simulated.json
+    python -m kernbench.benches.gpu_compare --steps real.json simulated.json
 
 A step's time is the median of those between events, after some that are not counted; the host's is what it takes to ask for
 a step while the GPU is behind. Memory is at its peak in a step. ``phases`` are the host's time for each phase of a step that

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from importlib.machinery import PathFinder
+from types import ModuleType
 
 TYPE_CHECKING = False  # typing's own would import typing
 if TYPE_CHECKING:
@@ -44,8 +45,9 @@ class _LoaderThen:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._loader, name)
 
-    def exec_module(self, module: Any) -> None:
+    def exec_module(self, module: ModuleType) -> None:
         """Execute it, and then do what is to be done."""
+        assert module.__spec__ is not None
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
         then = _THEN.pop(
@@ -59,11 +61,11 @@ _generators: dict[str, tuple[Callable[[], Any], object]] = {}
 """Of a module: how to read the state of its generator, and what that was to begin with."""
 
 
-def _note_random(module: Any) -> None:
+def _note_random(module: ModuleType) -> None:
     _generators["random"] = module.getstate, module.getstate()
 
 
-def _note_numpy(module: Any) -> None:
+def _note_numpy(module: ModuleType) -> None:
     def read() -> Any:
         state = module.get_state()
         return state[1].tobytes(), state[2]
@@ -82,12 +84,12 @@ def _of_kernbench(name: str) -> Any:
         sys.path.remove(_ROOT)
 
 
-def _join(torch: Any) -> None:
+def _join(torch: ModuleType) -> None:
     """Let kernbench look at the process."""
     _of_kernbench("runtime_api.joining").at_import_of_torch(_generators)
 
 
-def _accompany(module: Any) -> None:
+def _accompany(module: ModuleType) -> None:
     """It talks to other processes: it lives in virtual time, with them."""
     _of_kernbench("processes.companion_waits").begin(module)
 
@@ -95,7 +97,7 @@ def _accompany(module: Any) -> None:
 _TALKS = ("zmq", "aiohttp", "uvicorn", "uvloop")
 """Packages by which processes talk to others, as a server's do."""
 
-_THEN: dict[str, Callable[[object], None]] = {
+_THEN: dict[str, Callable[[ModuleType], None]] = {
     "random": _note_random, "numpy.random": _note_numpy, "torch": _join, **dict.fromkeys(_TALKS, _accompany),
 }  # fmt: skip
 """What is done when a module has been imported."""

@@ -73,7 +73,7 @@ class CollectiveRuns:
         self._request = lru_cache(maxsize=256)(self._find_request)  # a training step repeats the same collectives
 
     def clear(self) -> None:
-        """Forget who waits for values."""
+        """Forget the waiters for values."""
         self._awaited.clear()
 
     def start(

@@ -348,15 +348,15 @@ class Communicators:
                 raise _not_the_same(f"#{name} of {parent.name}", other, first, Numbered(members, rank, location), rank)
         return numbered
 
-    def of(self, rank: int, name: str, members: tuple[int, ...], everybody: bool) -> Communicator:
-        """The next one called ``name`` that ``rank`` makes with ``members``; ``everybody``: they are the world."""
-        key = (name, None if everybody else members)  # the hash of a large world's tuple is not for nothing
+    def of(self, rank: int, name: str, members: tuple[int, ...], is_world: bool) -> Communicator:
+        """The next one called ``name`` that ``rank`` makes with ``members``; ``is_world``: whether they are the world."""
+        key = (name, None if is_world else members)  # the hash of a large world's tuple is not for nothing
         me = (rank, *key)
         nth = self._calls.get(me, 0)
         self._calls[me] = nth + 1
         made = self._made.setdefault(key, [])
         if nth == len(made):
-            default = name == "0" and everybody
+            default = name == "0" and is_world
             title = "the default group" if default else f"group {name} {list(members)}"
             stream = COMM_STREAM if default and not nth else f"{COMM_STREAM} {name}" + (f".{nth}" if nth else "")
             players = None

@@ -1,6 +1,7 @@
 """Monitored barriers: who has not come in time, in gloo's words.
 
-They are made of messages between rank 0 and the others, not of a collective: who calls a collective meanwhile has not come.
+They are made of messages between rank 0 and the others, not of a collective: a rank that calls a collective meanwhile has
+not come.
 """
 
 from __future__ import annotations

@@ -227,7 +227,7 @@ class KernelOrder:
             else:
                 self._loaded(shadow, piece.allocation, region, told)
 
-    def _among_threads(self, shadow: Shadow, access: Access, piece: Piece, keys: Any, *, writes: bool) -> None:
+    def _among_threads(self, shadow: Shadow, access: Access, piece: Piece, keys: np.ndarray, *, writes: bool) -> None:
         """Threads of a program touch what others of it have touched since they met? Raises RaceError."""
         assert self._threads is not None
         for found in self._threads.touched(access, piece, keys, writes=writes):
@@ -246,7 +246,7 @@ class KernelOrder:
         if self._threads is not None:
             self._threads.met(batch.program_keys(), self._strands)
 
-    def _regions(self, access: Access, piece: Piece, keys: Any) -> Iterator[tuple[Strand, ByteRegion]]:
+    def _regions(self, access: Access, piece: Piece, keys: np.ndarray) -> Iterator[tuple[Strand, ByteRegion]]:
         """What each program touches."""
         item, foot = access.item, piece.foot
         lanes = len(piece.lanes)
@@ -299,7 +299,14 @@ class KernelOrder:
         )
 
     def _runs(
-        self, info: OpInfo, allocation: HostAllocation, keys: Any, offsets: Any, item: int, *, writes: bool
+        self,
+        info: OpInfo,
+        allocation: HostAllocation,
+        keys: np.ndarray,
+        offsets: np.ndarray,
+        item: int,
+        *,
+        writes: bool,
     ) -> None:
         """Programs ``keys`` touch ``item`` bytes at each of the ``offsets``."""
         shadow = self._shadow(allocation)
@@ -328,8 +335,8 @@ class KernelOrder:
     # Atomics and signals
 
     def words(
-        self, info: OpInfo, allocation: HostAllocation, keys: Any, offsets: Any, nbytes: int, modifiers: Words, *,
-        reads: bool, writes: bool, failed: Any = None, threads: Any = None,
+        self, info: OpInfo, allocation: HostAllocation, keys: np.ndarray, offsets: np.ndarray, nbytes: int, modifiers: Words, *,
+        reads: bool, writes: bool, failed: Any = None, threads: np.ndarray | None = None,
     ) -> None:  # fmt: skip
         """Programs ``keys`` read, write or update the words at byte ``offsets``, one after the other; what has ``failed`` to
         compare has only read, and releases nothing. ``threads``: which of each program's does it; None: the first.
@@ -417,7 +424,7 @@ class KernelOrder:
             found = read()
             return None if found is None else found.clone()  # it may be a view
 
-    def fence(self, keys: Any, threads: Any = None) -> None:
+    def fence(self, keys: np.ndarray, threads: np.ndarray | None = None) -> None:
         """Programs ``keys`` have come to a fence; ``threads``: which of each program's; None: all."""
         for key in np.unique(keys):
             strand = self._strand(int(key))

@@ -42,7 +42,7 @@ class MetTile(NamedTuple):
 class _Tiles:
     """One access of a tile by many programs."""
 
-    def __init__(self, access: Access, piece: Piece, keys: Any, writes: bool) -> None:
+    def __init__(self, access: Access, piece: Piece, keys: np.ndarray, writes: bool) -> None:
         self.piece, self.keys, self.writes, self.info, self.item = piece, keys, writes, access.info, access.item
         foot, lanes = piece.foot, len(piece.lanes)
         extents = zip(access.tile, foot.strides[lanes:], strict=True)
@@ -59,7 +59,7 @@ class _Tiles:
             and (self.keys is other.keys or np.array_equal(self.keys, other.keys))
         )
 
-    def without(self, keys: Any) -> bool:
+    def without(self, keys: np.ndarray) -> bool:
         """Forget what the programs ``keys`` did; whether anything is left."""
         left = ~np.isin(self.keys, keys)
         if not left.any():
@@ -113,7 +113,7 @@ class ThreadOrder:
         self._alone: dict[Strand, list[MemoryAccess]] = {}
         self._threads: dict[Strand, Strand] = {}
 
-    def touched(self, access: Access, piece: Piece, keys: Any, *, writes: bool) -> Iterator[MetTile]:
+    def touched(self, access: Access, piece: Piece, keys: np.ndarray, *, writes: bool) -> Iterator[MetTile]:
         """Programs ``keys``, one for each lane of a piece, touch it; gives what they have touched elsewhere in a tile."""
         new = _Tiles(access, piece, keys, writes)
         for old in self._tiles:
@@ -133,7 +133,7 @@ class ThreadOrder:
         if not kept or kept[-1] is not access:
             kept.append(access)
 
-    def met(self, keys: Any, strands: dict[int, Strand | None]) -> None:
+    def met(self, keys: np.ndarray, strands: dict[int, Strand | None]) -> None:
         """The threads of the programs ``keys`` have met, whose strands are in ``strands``."""
         self._tiles = [tiles for tiles in self._tiles if tiles.without(keys)]
         for key in np.unique(keys).tolist() if self._alone or self._threads else ():

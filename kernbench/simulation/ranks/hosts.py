@@ -253,7 +253,7 @@ class Host:
 
     @contextmanager
     def one_wait(self) -> Iterator[None]:
-        """For the length of a block the host waits for a GPU, to who watches it once."""
+        """For the length of a block the host waits for a GPU, to its watcher once."""
         watcher, self.watcher, begin = self.watcher, None, self.clock
         try:
             yield

@@ -1,6 +1,6 @@
-"""Requests of a serving engine, and its steps, as the engine tells of them (``kernbench.report_request``); plain data.
+"""Requests of a serving engine, and its steps, as the engine reports them (``kernbench.report_request``); plain data.
 
-Of ranks that run one engine together each may tell, and one is enough: of a request, the lowest rank that tells of it counts.
+Of ranks that run one engine together each may report, and one is enough: of a request, the lowest rank that reports it counts.
 """
 
 from __future__ import annotations
@@ -54,14 +54,14 @@ class EngineStep(NamedTuple):
 
 @dataclass
 class RankRequests:
-    """What one rank tells."""
+    """What one rank reports."""
 
     requests: dict[str, RequestRecord] = field(default_factory=dict)
     steps: list[EngineStep] = field(default_factory=list)
 
 
 class Requests:
-    """What all ranks tell. ``of_rank``: by rank."""
+    """What all ranks report. ``of_rank``: by rank."""
 
     def __init__(self) -> None:
         self.of_rank: dict[int, RankRequests] = {}

@@ -5,7 +5,7 @@ rank has enqueued last on each of its streams: the step has ended when the last 
 
 Of several optimizers, those that step most rarely say what a step is: it ends when each of them has stepped once more. So
 five steps of one for each of another are one step, and hundreds that step during a backward pass, one per parameter, are too.
-A program that tells of its steps itself (``kernbench.report_step``) is believed, and its optimizers are not asked.
+A program that reports its steps itself (``kernbench.report_step``) is believed, and its optimizers are not asked.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ class Steps:
 
     @property
     def stopping(self) -> bool:
-        """Whether a rank has been stopped: who waits for it will wait in vain, and that is no deadlock."""
+        """Whether a rank has been stopped: its waiters will wait in vain, and that is no deadlock."""
         return any(mine.stopped for mine in self.of_rank.values())
 
     def release(self, ranks: Iterable[int]) -> bool:

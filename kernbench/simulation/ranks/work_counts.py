@@ -1,4 +1,4 @@
-"""What a rank has done so far, as its host counts it: FLOPs, and the batches that its program tells of."""
+"""What a rank has done so far, as its host counts it: FLOPs, and the batches that its program reports."""
 
 from __future__ import annotations
 

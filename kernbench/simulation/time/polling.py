@@ -68,7 +68,7 @@ class Polls:
         self._waits.wait(look)
 
     def schedule(self) -> None:
-        """Everybody is blocked: those who poll look again when the next thing has happened, at a multiple of
+        """All ranks are blocked: those that poll look again when the next thing has happened, at a multiple of
         :data:`POLL_SECONDS`. The looks in between would see nothing new."""
         if not self._looks:
             return

@@ -16,7 +16,7 @@ from kernbench.simulation.ranks.locations import user_location
 from kernbench.simulation.time.wait_queue import Waits
 
 _PATIENCE = 64
-"""Events for which who has let all others go first waits at most."""
+"""Events for which a rank waits at most that has let all others go first."""
 
 
 class GivingWay(Listener):

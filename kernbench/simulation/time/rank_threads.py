@@ -339,7 +339,7 @@ class RankThreads:
                 self._come.append(self._arrivals.get_nowait())
 
     def _has_come(self, impatient: bool) -> bool:
-        """Let go on who has come; those from outside one after the other, in the order in which they went there."""
+        """Resume those that have come; those from outside one after the other, in the order in which they went there."""
         begun = [each for each in self._come if isinstance(each.of, int)]
         if begun:
             self._come = [each for each in self._come if each not in begun]

@@ -83,7 +83,7 @@ class Waits:
             raise handle.error
 
     def block_on(self, awaited: Awaited) -> None:
-        """Let the others run until ``awaited`` is done. No virtual time passes for who waits, and nothing is raised."""
+        """Let the others run until ``awaited`` is done. No virtual time passes for the waiter, and nothing is raised."""
         if self._hosts.observing:
             self._hosts.forbid_observers("wait, or read another operation's result")
         if self._hosts.inside_kernel:

@@ -19,7 +19,7 @@ class Values:
     Args:
         executor: keeps the launches.
         hosts: whose they are.
-        waits: blocks who needs them.
+        waits: blocks those that need them.
     """
 
     def __init__(self, executor: DataExecutor, hosts: Hosts, waits: Waits) -> None:

@@ -7,9 +7,11 @@ they keep is forgotten at both ends of a simulation: the next one may have anoth
 from __future__ import annotations
 
 import sys
+from types import ModuleType
 from typing import Any
 
 import torch
+from torch.types import Device
 
 from kernbench.torch_backend.gpu.device import streams
 from kernbench.torch_backend.gpu.device.devices import allocate, bound_devices
@@ -27,7 +29,7 @@ def raw_stream(device: int = 0) -> int:
     return streams.current_stream().cuda_stream
 
 
-def compute_capability(device: Any = None) -> int:
+def compute_capability(device: Device = None) -> int:
     """Ten times the major number, plus the minor one."""
     major, minor = cuda_names.get_device_capability()
     return 10 * major + minor
@@ -70,7 +72,7 @@ _KEEPS_ANSWERS = ("torch.utils._triton", "torch._inductor.utils", "torch._induct
 """Modules whose functions keep what they have read of the GPU."""
 
 
-def _keeps(module: Any) -> bool:
+def _keeps(module: ModuleType) -> bool:
     return any(hasattr(value, "cache_clear") for value in vars(module).values())
 
 
@@ -91,7 +93,7 @@ RELIES_ON = (
 )  # fmt: skip
 
 
-def install_interface(patches: Patches, module: Any) -> None:
+def install_interface(patches: Patches, module: ModuleType) -> None:
     """Let the interface of CUDA devices answer for the simulated GPU."""
     for name, value in _OF_A_GPU.items():
         patches.set(module.CudaInterface, name, value)
@@ -107,7 +109,7 @@ def install_names(patches: Patches) -> None:
     patches.set(guards, "_empty_strided_cuda", allocate)
 
 
-def install_keys(patches: Patches, module: Any) -> None:
+def install_keys(patches: Patches, module: ModuleType) -> None:
     """Let the keys of Inductor's caches tell described GPUs apart, by all that they are."""
 
     def get_system() -> dict[str, object]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -75,7 +76,7 @@ def _launching(host: Host, each: float) -> AbstractContextManager[None]:
     return host.launching(each if host.each is None else host.each)
 
 
-def install_calls(patches: Patches, module: Any) -> None:
+def install_calls(patches: Patches, module: ModuleType) -> None:
     """Let what Inductor has compiled run on the GPU of its inputs, and cost the host a call."""
     stock = module.CompiledFxGraph.__call__
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 from kernbench.torch_backend.compiled.measuring import modelled_ms
@@ -50,7 +50,7 @@ RELIES_ON = (
 )  # fmt: skip
 
 
-def install_heuristics(patches: Patches, module: Any) -> None:
+def install_heuristics(patches: Patches, module: ModuleType) -> None:
     """Compile kernels for values, on the described GPU, and measure them by their modelled time."""
     tuner = module.CachingAutotuner
     stock: Callable[..., Any] = tuner._precompile_config
@@ -84,23 +84,23 @@ def _aside(stock: Callable[..., Any]) -> Callable[..., Any]:
     return method
 
 
-def install_metrics(patches: Patches, module: Any) -> None:
+def install_metrics(patches: Patches, module: ModuleType) -> None:
     """Do not look at a rank's clock."""
     patches.set(module, "time", NO_CLOCK)
 
 
-def install_helpers(patches: Patches, module: Any) -> None:
+def install_helpers(patches: Patches, module: ModuleType) -> None:
     """Leave Triton the driver that it has."""
     for name in _SETS_DRIVER:
         patches.set(module, name, nothing)
 
 
-def install_async_compile(patches: Patches, module: Any) -> None:
+def install_async_compile(patches: Patches, module: ModuleType) -> None:
     """Compile in this process."""
     patches.set(module, "get_compile_threads", lambda: 1)
 
 
-def install_benchmarking(patches: Patches, module: Any) -> None:
+def install_benchmarking(patches: Patches, module: ModuleType) -> None:
     """Measure by modelled time."""
 
     def benchmark(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ RELIES_ON = (
 _BEFORE_REPLAY = 2  # calls, as torch's: one to warm up, one to capture
 
 
-def install(patches: Patches, module: Any) -> None:
+def install(patches: Patches, module: ModuleType) -> None:
     """Let what ``mode="reduce-overhead"`` makes of a graph cost what a CUDA graph does: warmed up, captured, then replayed."""
 
     def cudagraphify(

@@ -6,6 +6,7 @@ for the CPU. In a graph of a GPU they are for that one: unless the program has a
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ RELIES_ON = (
 )  # fmt: skip
 
 
-def install(patches: Patches, module: Any) -> None:
+def install(patches: Patches, module: ModuleType) -> None:
     """Let what C++ asks of the CPU be asked of the GPU."""
     stock = module.FunctionalTensorMode.__torch_dispatch__
 

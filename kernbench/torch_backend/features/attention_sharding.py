@@ -8,6 +8,7 @@ or the batch sharded.
 from __future__ import annotations
 
 import functools
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -60,7 +61,7 @@ def _strategy(outputs: int, op_schema: Any) -> Any:
     return expand_to_full_mesh_op_strategy(op_schema.get_mesh_from_args(), op_schema, ways, input_index=outputs)
 
 
-def install(patches: Patches, module: Any) -> None:
+def install(patches: Patches, module: ModuleType) -> None:
     """Add the rules, where torch has none."""
     from torch.distributed.tensor._op_schema import RuntimeSchemaInfo
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from kernbench.torch_backend.patches import Patches
@@ -17,7 +18,7 @@ RELIES_ON = (
 )  # fmt: skip
 
 
-def install(patches: Patches, module: Any) -> None:
+def install(patches: Patches, module: ModuleType) -> None:
     """The wrapper around a file seeks where its file does."""
     stock = module._StorageWriterTransforms.transform_save_stream
 

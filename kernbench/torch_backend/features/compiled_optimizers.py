@@ -8,6 +8,7 @@ of that GPU.
 from __future__ import annotations
 
 import functools
+from types import ModuleType
 from typing import Any
 
 from kernbench.torch_backend.gpu.device.devices import bound_devices, current_device
@@ -25,7 +26,7 @@ RELIES_ON = (
 )  # fmt: skip
 
 
-def install(patches: Patches, module: Any) -> None:
+def install(patches: Patches, module: ModuleType) -> None:
     """Record what is done to make the state."""
     stock = module.OptimizerVariable.call_method
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from pkgutil import iter_modules
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 from kernbench.sim_engine import Condition
@@ -70,7 +70,7 @@ RELIES_ON = (
 )  # fmt: skip
 
 
-def install(patches: Patches, module: Any) -> None:
+def install(patches: Patches, module: ModuleType) -> None:
     """Let Dynamo step over kernbench, and know the names of torch as they are in the simulation."""
     rules = sys.modules["torch._dynamo.trace_rules"]
     for part in iter_modules([str(_FOLDER)]):

@@ -7,6 +7,7 @@ calls; its ring is torch's own, around the CPU's kernel. On a mesh of CPUs too, 
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -71,7 +72,7 @@ class _Ring(torch.autograd.Function):
         return None, None, None, None, *grads[:3]
 
 
-def install(patches: Patches, module: Any) -> None:
+def install(patches: Patches, module: ModuleType) -> None:
     """Let the block say where a rank is, and the attention look there."""
     inside: dict[int | None, tuple[int, Any]] = {}
 

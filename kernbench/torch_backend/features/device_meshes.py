@@ -7,7 +7,7 @@ thread's number in the mesh; here it is the number of the rank that runs.
 
 from __future__ import annotations
 
-from typing import Any
+from types import ModuleType
 
 from kernbench.torch_backend.gpu.device.devices import current_rank
 from kernbench.torch_backend.patches import Patches
@@ -23,6 +23,6 @@ RELIES_ON = (
 )  # fmt: skip
 
 
-def install(patches: Patches, module: Any) -> None:
+def install(patches: Patches, module: ModuleType) -> None:
     """Let a mesh know the rank that looks at it."""
     patches.add(module.DeviceMesh, "_thread_id", property(lambda mesh: current_rank(), lambda mesh, value: None))

@@ -9,6 +9,7 @@ afterwards the generators of all ranks are at the same place.
 from __future__ import annotations
 
 import hashlib
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -68,7 +69,7 @@ class GeneratorState:
         return int.from_bytes(digest.digest(), "little") >> 1
 
 
-def install(patches: Patches, module: Any) -> None:
+def install(patches: Patches, module: ModuleType) -> None:
     """Give DTensor this state, and have it compare states at once."""
     patches.set(module, "_PhiloxState", GeneratorState)
     patches.add(module, "all", _all)

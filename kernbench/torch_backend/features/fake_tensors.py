@@ -10,6 +10,7 @@ tensors are that it stands for, and only Python knows of the GPU (what Dynamo tr
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -58,7 +59,7 @@ _ASKED_WHERE = torch.ops.prim.device.default
 """By this operation C++ asks where a fake tensor is."""
 
 
-def install(patches: Patches, module: Any) -> None:
+def install(patches: Patches, module: ModuleType) -> None:
     """Add the current GPU to the keys, and let copies dispatch."""
     stock = module._DispatchCacheKey.__init__
 

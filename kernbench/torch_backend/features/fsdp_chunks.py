@@ -8,7 +8,8 @@ thousands for each parameter. Here a chunk is made when it is asked for.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, overload
+from types import ModuleType
+from typing import overload
 
 import torch
 
@@ -63,7 +64,7 @@ class Chunks(Sequence[torch.Tensor]):
             return whole.narrow(self._dim, begin, length) if length > 0 else whole.new_empty(0)
 
 
-def install(patches: Patches, module: Any) -> None:
+def install(patches: Patches, module: ModuleType) -> None:
     """Have FSDP take its chunks from there."""
     stock = getattr(module, _NAME)
 

@@ -7,6 +7,7 @@ there while they wait for one another. Here the set is each thread's, which is e
 from __future__ import annotations
 
 import threading
+from types import ModuleType
 from typing import Any
 
 from kernbench.torch_backend.patches import Patches
@@ -35,6 +36,6 @@ class _OwnSet(threading.local):
         return value in self._values
 
 
-def install(patches: Patches, module: Any) -> None:
+def install(patches: Patches, module: ModuleType) -> None:
     """Give each rank its set."""
     patches.set(module.SimpleProfiler, "profiling", _OwnSet())

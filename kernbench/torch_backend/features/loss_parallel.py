@@ -6,7 +6,7 @@ would take them from the others. Here the last one does.
 
 from __future__ import annotations
 
-from typing import Any
+from types import ModuleType
 
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
@@ -20,8 +20,8 @@ RELIES_ON = (
 )  # fmt: skip
 
 
-def install(patches: Patches, module: Any) -> None:
-    """Count who is inside."""
+def install(patches: Patches, module: ModuleType) -> None:
+    """Count the contexts that are entered."""
     stock_enable, stock_disable = module._enable_custom_loss_ops, module._disable_custom_loss_ops
     inside = 0
 

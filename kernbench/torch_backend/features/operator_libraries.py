@@ -1,9 +1,9 @@
 """Operators that a program registers (``torch.library``): each rank has its own implementation of them.
 
 PyTorch's registry is the process's. Ranks that execute the same program define the same operators, which it refuses
-(``Library(ns, "DEF")``), or the second definition takes the first one's operator away (``custom_op``), and who has kept it
-calls into freed memory. So of equal definitions by several ranks the first is made, and the implementations are called by who
-calls: each rank runs its own. A definition with another schema is refused as by torch, and so is a second one by the same rank.
+(``Library(ns, "DEF")``), or the second definition takes the first one's operator away (``custom_op``), and a caller that
+has kept it calls into freed memory. So of equal definitions by several ranks the first is made, and each rank's calls run
+its own implementation. A definition with another schema is refused as by torch, and so is a second one by the same rank.
 
 Of torch's own operators a program may replace the kernels for CUDA (:mod:`.program_kernels`).
 """
@@ -42,7 +42,7 @@ RELIES_ON = (
 _OWNER = "kernbench_rank"  # attribute of a fake implementation: who registered it
 
 _TORCHS = ("aten", "prim", "prims", "_")
-"""Namespaces in which an implementation is everybody's."""
+"""Namespaces in which an implementation is shared by all ranks."""
 
 Whose = Callable[[], "int | None"]
 Remark = Callable[[str], object]
@@ -130,7 +130,7 @@ class _RankLibrary:
 
 
 class _OverridingLibrary:
-    """A rank's library for operators of torch: what it has for CUDA is the rank's, the rest is everybody's."""
+    """A rank's library for operators of torch: what it has for CUDA is the rank's, the rest is shared."""
 
     def __init__(self, namespace: str, rank: int, made: Any, whose: Whose, remark: Remark) -> None:
         self._namespace = namespace

@@ -12,6 +12,7 @@ import pickle
 import weakref
 from collections.abc import Collection
 from datetime import timedelta
+from types import ModuleType
 from typing import Any
 
 import torch.distributed as dist
@@ -206,7 +207,7 @@ def _nothing(*args: object) -> None:
     """There are no references to what others have."""
 
 
-def install(patches: Patches, module: Any) -> None:
+def install(patches: Patches, module: ModuleType) -> None:
     """What the module has where torch was built with it."""
     if hasattr(module, "init_rpc"):
         RemoteCalls(module).install(patches)

@@ -7,6 +7,7 @@ asked for once.
 
 from __future__ import annotations
 
+from types import ModuleType
 from typing import Any
 
 from kernbench.torch_backend.patches import Patches
@@ -27,7 +28,7 @@ RELIES_ON = (
 )  # fmt: skip
 
 
-def install(patches: Patches, module: Any) -> None:
+def install(patches: Patches, module: ModuleType) -> None:
     """Ask once per call."""
     stock, strided = getattr(module, _NAME), module._StridedShard
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
+from types import ModuleType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -164,7 +165,7 @@ class _CallLayout:
 class _Kinds:
     """The classes of what a call consists of."""
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: ModuleType) -> None:
         self.spec, self.schema, self.mesh = module.DTensorSpec, module.OpSchema, module.DeviceMesh
         self.ranks_own = self.mesh._hash_key.__code__.co_names.index(_RANKS_OWN)
         """Which part of what makes meshes equal is the rank's own number."""
@@ -206,7 +207,7 @@ class _Kinds:
         return made
 
 
-def install(patches: Patches, module: Any) -> None:
+def install(patches: Patches, module: ModuleType) -> None:
     """Have ranks find what others have found out."""
     kinds, propagator = _Kinds(module), module.ShardingPropagator
     stock_shapes = propagator._propagate_tensor_meta_non_cached

@@ -18,7 +18,7 @@ RELIES_ON = (Reliance("torch._C._current_graph_task_id", "it is negative outside
 
 @dataclass(frozen=True, slots=True)
 class HostCosts:
-    """Seconds of the host around an operator, by who calls it.
+    """Seconds of the host around an operator, by its caller.
 
     Attributes:
         operator: the program.

@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, urlparse
 
 import torch
 import torch.distributed.distributed_c10d
+from torch.types import Device
 
 from kernbench.errors import KernbenchError
 from kernbench.input_files import whole_number
@@ -116,7 +117,7 @@ def _asks_for_torch(frame: FrameType) -> bool:
 def _told_of(waiting: _Waiting, gpu: SimpleNamespace) -> dict[str, object]:
     """What ``torch.cuda`` says of a GPU before the first use of one: launchers ask, and packages when they are imported."""
 
-    def properties(device: Any = None) -> SimpleNamespace:
+    def properties(device: Device = None) -> SimpleNamespace:
         waiting.number(device)
         return gpu
 
@@ -156,13 +157,13 @@ class _Waiting:
         first = self._gpus.per_node * (whole_number(os.environ.get("GROUP_RANK", "")) or 0)
         return self._gpus._replace(first=first).visible()
 
-    def set_device(self, device: Any) -> None:
+    def set_device(self, device: Device) -> None:
         """``torch.cuda.set_device``: of the rank that the process may become."""
         index = self.number(device)
         if index is not None:
             self.device = index
 
-    def number(self, device: Any) -> int | None:
+    def number(self, device: Device) -> int | None:
         """The number that a device has, None if it is the current one. Raises RuntimeError if there is no such GPU."""
         index = device if isinstance(device, int) or device is None else torch.device(device).index
         if index is None or index < 0:

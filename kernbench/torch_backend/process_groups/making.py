@@ -113,8 +113,8 @@ class GroupMaker:
         """
         simulation = self._simulation
         mine = simulation.hosts.current_rank()
-        everybody = members is self._everybody or members == self._everybody
-        communicator = simulation.world.communicators.of(mine, name, members, everybody)
+        is_world = members is self._everybody or members == self._everybody
+        communicator = simulation.world.communicators.of(mine, name, members, is_world)
         made: SimProcessGroup = SimProcessGroup.made(
             simulation, self._devices.current(), self._futures, communicator, rank, backend, timeout,
             timeout not in DEFAULT_TIMEOUTS, name, description, store,

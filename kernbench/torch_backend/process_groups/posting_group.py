@@ -178,7 +178,7 @@ class PostingGroup(STOCK):
         config = c10d.BackendConfig(c10d.Backend(self.backend_name)).get_device_backend_map()
         return {device: str(backend) for device, backend in config.items() if device in ("cpu", "cuda")}
 
-    def _get_backend(self, device: Any) -> BackendStandIn:
+    def _get_backend(self, device: torch.device) -> BackendStandIn:
         """Raises RuntimeError, as C++ does, for a type of device that the group has no backend for."""
         kind = torch.device(device).type
         if kind not in self.backends:
@@ -233,7 +233,7 @@ class PostingGroup(STOCK):
         members = tuple(self.communicator.ranks[rank] for rank in new_ranks)
         name = group_name or f"{self._name}:split"
         mine = self.communicator.ranks[self._rank]
-        communicator = self.simulation.world.communicators.of(mine, name, members, everybody=False)
+        communicator = self.simulation.world.communicators.of(mine, name, members, is_world=False)
         return type(self).made(
             self.simulation, self._device, self._futures, communicator, new_ranks.index(self._rank), self.backend_name,
             timeout or self.timeout, timeout is not None or self.asked_for, name, group_desc or "undefined",
@@ -481,11 +481,11 @@ class PostingGroup(STOCK):
             self.simulation, self._futures, operations, tensors, on_stream=any(work.on_stream for work in works)
         )
 
-    def _start_coalescing(self, device: Any) -> None:
+    def _start_coalescing(self, device: torch.device) -> None:
         self._coalescing = []
         self._batches += 1
 
-    def _end_coalescing(self, device: Any) -> Work:
+    def _end_coalescing(self, device: torch.device) -> Work:
         works, self._coalescing = self._coalescing or [], None
         return self._joined(works)
 

@@ -41,7 +41,7 @@ class DaemonProcesses:
         self._loaders: dict[int, weakref.WeakSet[Any]] = {}
 
     def install(self, patches: Patches) -> None:
-        """Note who starts a process."""
+        """Note the starter of a process."""
         stock = BaseProcess.start  # as it is now: others have replaced it
 
         @functools.wraps(stock)

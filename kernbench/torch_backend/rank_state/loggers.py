@@ -1,9 +1,9 @@
 """Loggers belong to the rank that sets them up.
 
 ``logging.basicConfig`` does nothing where the root logger has handlers, so of ranks that share one only the first would have
-its format, and a rank's level would be everybody's. While ranks run, what a logger keeps (level, handlers, filters, whether it
-propagates or is disabled) and ``logging.disable`` are read and written by rank. A rank begins with what main has; a handler
-that main has made is the same object for all. What is set before ranks run, and after them, is main's.
+its format, and a rank's level would be that of all ranks. While ranks run, what a logger keeps (level, handlers, filters,
+whether it propagates or is disabled) and ``logging.disable`` are read and written by rank. A rank begins with what main
+has; a handler that main has made is the same object for all. What is set before ranks run, and after them, is main's.
 
 Looking costs nothing at a switch, and a third of a microsecond at each look of a logger at itself.
 """

@@ -11,7 +11,7 @@ TORCHRUN_PREFIX = "[rank{}] "
 
 
 class RankStream:
-    """A text stream that tells who writes. Lines come out whole, in the order in which they were finished.
+    """A text stream that names the writer. Lines come out whole, in the order in which they were finished.
 
     Args:
         stream: where they go.

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable
+from types import ModuleType
 from typing import Any
 
 from kernbench.scheduler.carrier import current_carrier
@@ -51,7 +52,7 @@ def install(patches: Patches) -> None:
     patches.set(os, "sched_yield", sched_yield)
 
 
-def install_sockets(patches: Patches, module: Any) -> None:
+def install_sockets(patches: Patches, module: ModuleType) -> None:
     """``recv`` of a socket, by which its other receiving methods receive, and ``send``."""
     socket: Any = module.Socket
     patches.set(socket, "recv", _looking(socket.recv, lambda flags=0, *_, **__: bool(flags & _DONT_WAIT)))
@@ -59,7 +60,7 @@ def install_sockets(patches: Patches, module: Any) -> None:
         patches.set(socket, "send", _in_time(socket.send))
 
 
-def install_pollers(patches: Patches, module: Any) -> None:
+def install_pollers(patches: Patches, module: ModuleType) -> None:
     """``poll`` of a poller, by which a socket's own polls."""
     poller: Any = module.Poller
     patches.set(poller, "poll", _looking(poller.poll, lambda timeout=None: timeout == 0, found=bool))

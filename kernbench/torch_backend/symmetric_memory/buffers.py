@@ -12,9 +12,11 @@ import math
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.types import Device
 
 from kernbench.errors import KernbenchError
 from kernbench.simulation.matching.groups import Communicator
@@ -169,7 +171,7 @@ class SymmetricMemory:
             )
         self._backend = name
 
-    def get_backend(self, device: Any) -> str | None:
+    def get_backend(self, device: torch.device | str | int) -> str | None:
         """The one that was set."""
         return self._backend if torch.device(device).type == "cuda" else None
 
@@ -182,7 +184,7 @@ class SymmetricMemory:
         size: Sequence[int],
         stride: Sequence[int],
         dtype: torch.dtype,
-        device: Any,
+        device: torch.device | str | int,
         group_name: str | None = None,
         alloc_id: int | None = None,
     ) -> torch.Tensor:
@@ -322,7 +324,7 @@ class SymmetricMemory:
         return pad
 
     def _note(self, tensor: torch.Tensor, name: str) -> None:
-        """Remember who writes its words."""
+        """Remember the writers of its words."""
         allocation = self.simulation.storages.allocation_of(tensor, self.simulation.hosts.current(), name)
         allocation.words = Words(allocation.sip)
 
@@ -375,7 +377,7 @@ def install(patches: Patches, memory: SymmetricMemory) -> None:
     patches.set(symmetric, "signal_pad_size", size)
 
 
-def install_module(patches: Patches, module: Any) -> None:
+def install_module(patches: Patches, module: ModuleType) -> None:
     """What torch's Python module keeps per process, per rank; and what it would do by CUDA's memory pools."""
     memory = current()
     if memory is None:
@@ -389,7 +391,7 @@ def install_module(patches: Patches, module: Any) -> None:
         patches.set(module, name, getattr(module, name))
 
 
-def _no_pool(device: Any) -> Any:
+def _no_pool(device: Device) -> Any:
     raise KernbenchError(
         "symmetric memory from a torch.cuda.MemPool is not simulated: allocate with symm_mem.empty(...), which needs no pool"
     )

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from kernbench.triton_engine.batch import Batch
 from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.values import Affine, Ptr, lane_array
 
@@ -16,7 +17,7 @@ from .operands import Access
 from .strided import pieces
 
 
-def visit(batch: Any, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtype, mask: Any) -> None:
+def visit(batch: Batch, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtype, mask: Any) -> None:
     """Check and count a store as if it were done."""
     if batch.execution.wave is not None:
         return
@@ -28,10 +29,10 @@ def visit(batch: Any, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.
     flat_index(access)
 
 
-def wave_bytes(batch: Any, p: Ptr, tile: tuple[int, ...], item: int) -> int:
+def wave_bytes(batch: Batch, p: Ptr, tile: tuple[int, ...], item: int) -> int:
     """Bytes of a tile access of the wave's lanes, those that several lanes share counted once; masks are not looked at."""
-    lanes: tuple[int, ...] = batch.lanes
-    wave: range = batch.execution.wave
+    lanes, wave = batch.lanes, batch.execution.wave
+    assert wave is not None
     inside = np.broadcast_to((batch.ids >= wave.start) & (batch.ids < wave.stop), lanes)
     off = p.offset
     steps = off.tile_strides if type(off) is Affine else ()
@@ -48,9 +49,9 @@ def wave_bytes(batch: Any, p: Ptr, tile: tuple[int, ...], item: int) -> int:
     return len(np.unique(np.broadcast_to(first, lanes)[inside])) * elements * item
 
 
-def note_rows(batch: Any, info: OpInfo, p: Ptr, tile: tuple[int, ...], item: int) -> None:
+def note_rows(batch: Batch, info: OpInfo, p: Ptr, tile: tuple[int, ...], item: int) -> None:
     """Note which of the last two dimensions of a load's tile lies in rows of memory, if one does."""
-    found: dict[int, int] = batch.execution.contiguous
+    found = batch.execution.contiguous
     if info.index in found:
         return
     off, nl = p.offset, len(batch.lanes)

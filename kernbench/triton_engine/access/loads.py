@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernbench.triton_engine.batch import Batch
 from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.frontend.types import FLOAT8
 from kernbench.triton_engine.memory import HostAllocation
@@ -23,7 +24,7 @@ from .windows import load_windows
 
 
 def load(
-    batch: Any, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtype, mask: Any, other: Any
+    batch: Batch, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtype, mask: Any, other: Any
 ) -> Tensor | None:
     """Load a tile; None when the mask is false everywhere and the result is ``other``."""
     checks = batch.execution.checks

@@ -7,6 +7,7 @@ from typing import Any, final
 import numpy as np
 from torch import Tensor
 
+from kernbench.triton_engine.batch import Batch
 from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.memory import HostAllocation
 from kernbench.triton_engine.shares import Shares
@@ -27,7 +28,7 @@ class Access:
     __slots__ = ("batch", "box", "dense", "info", "item", "masked_off", "pointer", "tile")
 
     def __init__(
-        self, batch: Any, info: OpInfo, pointer: Ptr, tile: tuple[int, ...], item: int, mask: Any = True
+        self, batch: Batch, info: OpInfo, pointer: Ptr, tile: tuple[int, ...], item: int, mask: Any = True
     ) -> None:
         self.batch = batch
         self.info = info

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernbench.triton_engine.batch import Batch
 from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.frontend.types import FLOAT8
 from kernbench.triton_engine.memory import HostAllocation
@@ -19,7 +20,7 @@ from .rows import store_rows
 from .strided import pieces
 
 
-def store(batch: Any, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtype, value: Any, mask: Any) -> None:
+def store(batch: Batch, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtype, value: Any, mask: Any) -> None:
     """Store a tile. Where several lanes write one address, the last lane wins."""
     checks = batch.execution.checks
     if checks is not None and info.met:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernbench.triton_engine.batch import Batch
 from kernbench.triton_engine.frontend.types import INT_BITS, TORCH_DTYPE
 from kernbench.triton_engine.values import Affine, Late, wrap
 
@@ -52,7 +53,7 @@ class FusedGroup:
     def __post_init__(self) -> None:
         self.dtypes = [TORCH_DTYPE[self.shape.steps[k].info.ty.elem] for k in self.shape.outputs]
 
-    def run(self, batch: Any, env: list[Any], values: Sequence[Any]) -> None:
+    def run(self, batch: Batch, env: list[Any], values: Sequence[Any]) -> None:
         """Compute the outputs of a batch into its slots."""
         if self.late:
             env[self.outputs[0]] = Late(self._alone, self._into, batch, tuple(values))
@@ -64,7 +65,7 @@ class FusedGroup:
         for slot, out in zip(self.outputs, self._call(batch.lanes, values, outs), strict=True):
             env[slot] = out
 
-    def _alone(self, batch: Any, *values: object) -> Tensor:
+    def _alone(self, batch: Batch, *values: object) -> Tensor:
         return self._call(batch.lanes, values, [None])[0]
 
     def _into(self, out: Tensor, *values: object) -> bool:

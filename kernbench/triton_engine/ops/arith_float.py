@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernbench.triton_engine.batch import Batch
 from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.frontend.types import Ty
 from kernbench.triton_engine.native import forms
@@ -46,7 +47,7 @@ def _arithmetic(
         dtype = info.ty.dtype
         reuse = info.reusable
 
-        def run(batch: Any, x: Any, y: Any) -> Value:
+        def run(batch: Batch, x: Any, y: Any) -> Value:
             if type(x) is Tensor:
                 if type(y) is Tensor:
                     xs, ys = x.shape, y.shape
@@ -116,7 +117,7 @@ def _extremum(dense: Callable[[Tensor, Tensor], Tensor]) -> Callable[[OpInfo], C
         dtype = info.ty.dtype
         reuse = info.reusable
 
-        def run(batch: Any, x: Value, y: Value) -> Value:
+        def run(batch: Batch, x: Value, y: Value) -> Value:
             if type(x) is not Tensor and type(y) is not Tensor:
                 return float(dense(as_tensor(x, torch.float64), as_tensor(y, torch.float64)))
             if reuse:
@@ -144,7 +145,7 @@ def _of_tensors(function: Callable[..., Tensor]) -> Callable[[OpInfo], Callable[
     def build(info: OpInfo) -> Callable[..., Value]:
         dtype = info.ty.dtype
 
-        def run(batch: Any, *xs: Value) -> Value:
+        def run(batch: Batch, *xs: Value) -> Value:
             out = function(*[as_tensor(x, dtype) for x in xs])
             return out if any(type(x) is Tensor for x in xs) else float(out)
 
@@ -170,7 +171,7 @@ def elementwise(f: Callable[..., Tensor], takes_out: bool = False) -> Callable[[
         dtype = info.ty.dtype
         reuse = takes_out and bool(info.reusable)
 
-        def run(batch: Any, x: Value) -> Value:
+        def run(batch: Batch, x: Value) -> Value:
             if type(x) is Tensor:
                 return f(x, out=x) if reuse else f(x)
             return float(f(torch.tensor(x, dtype=dtype)).to(torch.float64))
@@ -241,7 +242,7 @@ def _cmpf(info: OpInfo) -> Callable[..., Value]:
     if predicate in ("ord", "uno"):
         want = predicate == "uno"
 
-        def nan_test(batch: Any, x: Value, y: Value) -> Value:
+        def nan_test(batch: Batch, x: Value, y: Value) -> Value:
             tensors = type(x) is Tensor or type(y) is Tensor
             out = torch.isnan(as_tensor(x, dtype)) | torch.isnan(as_tensor(y, dtype))
             out = out if want else ~out
@@ -253,7 +254,7 @@ def _cmpf(info: OpInfo) -> Callable[..., Value]:
     name = _NEGATED[rest] if negate else rest
     one = predicate in ("one", "ueq")
 
-    def run(batch: Any, x: Any, y: Any) -> Value:
+    def run(batch: Batch, x: Any, y: Any) -> Value:
         tx, ty = type(x) is Tensor, type(y) is Tensor
         if not tx and not ty:
             out = (x < y or x > y) if one else _PY_COMPARE[name](x, y)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from kernbench.triton_engine.affine import aff_add, aff_div, aff_minmax, aff_mul, aff_rem, aff_shl, aff_sub, fits
+from kernbench.triton_engine.batch import Batch
 from kernbench.triton_engine.fixed_width import (
     SIGNED,
     np_mulhi,
@@ -63,11 +64,11 @@ class _Binary:
     picks: Callable[[list[Any]], int | None] | None = None
 
 
-def _first(batch: Any, x: Value, y: Value, tile: tuple[int, ...]) -> Value:
+def _first(batch: Batch, x: Value, y: Value, tile: tuple[int, ...]) -> Value:
     return x  # the sign fills
 
 
-def _nothing(batch: Any, x: Value, y: Value, tile: tuple[int, ...]) -> Value:
+def _nothing(batch: Batch, x: Value, y: Value, tile: tuple[int, ...]) -> Value:
     return False
 
 
@@ -193,7 +194,7 @@ def _binary(row: _Binary, info: OpInfo) -> Callable[..., Value]:
     through_torch = dense or through_numpy(numpy, dtype)
     half = 1 << (bits - 1)
 
-    def run(batch: Any, x: Any, y: Any) -> Value:
+    def run(batch: Batch, x: Any, y: Any) -> Value:
         tx, ty_ = type(x), type(y)
         if tx is not Tensor and ty_ is not Tensor:
             if tx is not Affine and ty_ is not Affine:
@@ -234,7 +235,7 @@ op("tt.mulhiui", native=forms.upper_half)(_upper_half)
 def _absi(info: OpInfo) -> Callable[..., Value]:
     ty = info.ty
 
-    def run(batch: Any, x: Value) -> Value:
+    def run(batch: Batch, x: Value) -> Value:
         if type(x) is int:
             return wrap(abs(x), ty.bits)
         if type(x) is Affine and x.least >= 0:

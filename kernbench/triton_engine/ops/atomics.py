@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from kernbench.triton_engine.access import Access, flat_index
+from kernbench.triton_engine.batch import Batch
 from kernbench.triton_engine.contention import note_updates
 from kernbench.triton_engine.fixed_width import np_unsigned
 from kernbench.triton_engine.frontend.program import OpInfo
@@ -100,7 +101,7 @@ def update(
 
 
 def flat_elements(
-    batch: Any, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtype, mask: Any
+    batch: Batch, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtype, mask: Any
 ) -> list[tuple[HostAllocation, np.ndarray, np.ndarray | None]]:
     """Element indices of every lane and element, row-major, per allocation, with the selection of active ones."""
     shape = batch.lanes + tile
@@ -113,7 +114,7 @@ def flat_elements(
     return out
 
 
-def raw_operand(batch: Any, v: Value, ty: Ty, raw: torch.dtype) -> np.ndarray:
+def raw_operand(batch: Batch, v: Value, ty: Ty, raw: torch.dtype) -> np.ndarray:
     """An operand of every lane and element, row-major, as numbers of the type ``raw``."""
     full = materialise(v, batch, ty).expand(batch.lanes + ty.shape).reshape(-1)
     if full.dtype is torch.bool:
@@ -121,23 +122,24 @@ def raw_operand(batch: Any, v: Value, ty: Ty, raw: torch.dtype) -> np.ndarray:
     return np.ascontiguousarray(full.contiguous().view(raw).numpy())
 
 
-def _give_back(old: np.ndarray, batch: Any, ty: Ty, dtype: torch.dtype) -> Value:
+def _give_back(old: np.ndarray, batch: Batch, ty: Ty, dtype: torch.dtype) -> Value:
     if ty.is_int and not ty.shape:
         return from_lane_array(old.astype(np.int64).reshape(batch.lanes))
     return torch.from_numpy(old).view(dtype).reshape(batch.lanes + ty.shape)
 
 
-def _signal(batch: Any, allocation: HostAllocation, offsets: np.ndarray, changed: np.ndarray) -> None:
+def _signal(batch: Batch, allocation: HostAllocation, offsets: np.ndarray, changed: np.ndarray) -> None:
     """An update of shared memory has seen the words at ``offsets``, and changed some."""
     batch.execution.signal(allocation, offsets.tolist(), False)
     batch.execution.signal(allocation, offsets[changed].tolist(), True)
 
 
 def _tell(
-    batch: Any, info: OpInfo, allocation: HostAllocation, offsets: np.ndarray, keep: np.ndarray | None, nbytes: int,
+    batch: Batch, info: OpInfo, allocation: HostAllocation, offsets: np.ndarray, keep: np.ndarray | None, nbytes: int,
     failed: np.ndarray | None = None,
 ) -> None:  # fmt: skip
-    """Tell who wants to know it which programs update the words at ``offsets``, or have failed to."""
+    """Report which programs update the words at ``offsets``, or have failed to, to the checks of accesses."""
+    assert batch.execution.checks is not None
     keys = batch.program_keys()
     places = np.arange(len(offsets)) if keep is None else keep
     elements = max(prod(info.operand_types[0].shape), 1)
@@ -147,14 +149,14 @@ def _tell(
     )  # fmt: skip
 
 
-def count_updates(batch: Any, keep: np.ndarray | None, per_lane: int) -> None:
+def count_updates(batch: Batch, keep: np.ndarray | None, per_lane: int) -> None:
     """Count updates of the elements ``keep`` of all lanes' tiles of ``per_lane`` elements (None: all)."""
     for launch, number in by_launch_of_places(batch, 1, keep, per_lane).items():
         batch.execution.atomics[launch] += number
 
 
-def _meet(batch: Any, info: OpInfo) -> None:
-    """Tell who wants to know it that threads have met before an update."""
+def _meet(batch: Batch, info: OpInfo) -> None:
+    """Report to the checks of accesses, if there are any, that threads have met before an update."""
     if info.met and batch.execution.checks is not None:
         batch.execution.checks.meet(batch)
 
@@ -169,7 +171,7 @@ def _atomic_rmw(info: OpInfo) -> Callable[..., Value]:
     raw = torch.int16 if bf16 else dtype  # numpy has no bfloat16: it holds the bits
     want_old = info.result_used
 
-    def run(batch: Any, p: Ptr, value: Any, mask: Any = True) -> Value:
+    def run(batch: Batch, p: Ptr, value: Any, mask: Any = True) -> Value:
         _meet(batch, info)
         count = prod(batch.lanes) * prod(tile)
         if mask is False or (type(mask) is int and not mask):
@@ -212,7 +214,7 @@ def _atomic_cas(info: OpInfo) -> Callable[..., Value]:
     raw = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
     tile = ty.shape
 
-    def run(batch: Any, p: Ptr, compare: Any, value: Any) -> Value:
+    def run(batch: Batch, p: Ptr, compare: Any, value: Any) -> Value:
         _meet(batch, info)
         wanted, new = raw_operand(batch, compare, ty, raw), raw_operand(batch, value, ty, raw)
         old = np.empty_like(wanted)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from kernbench.triton_engine.affine import fits
+from kernbench.triton_engine.batch import Batch
 from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.frontend.types import FLOAT8
 from kernbench.triton_engine.native import forms
@@ -69,7 +70,7 @@ def _float_to_float(info: OpInfo) -> Callable[..., Value]:
     plain = not toward_zero and dtype not in FLOAT8
     same = dtype == info.operand_types[0].dtype
 
-    def run(batch: Any, x: Any) -> Value:
+    def run(batch: Batch, x: Any) -> Value:
         if type(x) is Tensor:
             if plain:
                 return x.to(dtype, copy=same)
@@ -91,7 +92,7 @@ def _int_to_float(info: OpInfo) -> Callable[..., Value]:
     is_mask = source.elem == "i1"
     mask = (1 << source.bits) - 1
 
-    def run(batch: Any, x: Value) -> Value:
+    def run(batch: Batch, x: Value) -> Value:
         if is_mask:
             x = dense_mask(x, batch.lanes, tile)
             if type(x) is not Tensor:
@@ -140,7 +141,7 @@ def _float_to_int(info: OpInfo) -> Callable[..., Value]:
     bits, positive = _converted_as(info, unsigned)
     lo, hi = (0, (1 << bits) - 1) if positive else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
 
-    def run(batch: Any, x: Any) -> Value:
+    def run(batch: Batch, x: Any) -> Value:
         scalar = type(x) is not Tensor
         wide = torch.tensor(x, dtype=torch.float64) if scalar else x.to(torch.float64)
         wide = torch.nan_to_num(torch.trunc(wide), nan=0.0, posinf=float(hi), neginf=float(lo))
@@ -169,13 +170,13 @@ def _int_to_int(info: OpInfo) -> Callable[..., Value]:
         return _mask_to_int(info, 1 if unsigned else -1)
     if ty.elem == "i1":
 
-        def low_bit(batch: Any, x: Value) -> Value:
+        def low_bit(batch: Batch, x: Value) -> Value:
             x = dense_int(x, batch.lanes, tile, source.dtype)
             return (x & 1) != 0
 
         return low_bit
 
-    def run(batch: Any, x: Value) -> Value:
+    def run(batch: Batch, x: Value) -> Value:
         if type(x) is int:
             return wrap(x & mask if unsigned else x, bits)
         if type(x) is Affine:
@@ -199,7 +200,7 @@ def _int_to_int(info: OpInfo) -> Callable[..., Value]:
 def _mask_to_int(info: OpInfo, one: int) -> Callable[..., Value]:
     tile, dtype = info.ty.shape, info.ty.dtype
 
-    def run(batch: Any, x: Value) -> Value:
+    def run(batch: Batch, x: Value) -> Value:
         x = dense_mask(x, batch.lanes, tile)
         if type(x) is not Tensor:
             return one if x else 0
@@ -220,7 +221,7 @@ def _bitcast(info: OpInfo) -> Callable[..., Value]:
     if source.elem == "i8" and ty.elem == "i1":
         return lambda batch, x: dense_int(x, batch.lanes, source.shape, source.dtype) != 0
 
-    def run(batch: Any, x: Value) -> Value:
+    def run(batch: Batch, x: Value) -> Value:
         if source.is_int:
             x = dense_int(x, batch.lanes, source.shape, source.dtype)
         if type(x) is Tensor:
@@ -236,7 +237,7 @@ def _bitcast(info: OpInfo) -> Callable[..., Value]:
 def _ptr_to_int(info: OpInfo) -> Callable[..., Value]:
     tile = info.ty.shape
 
-    def run(batch: Any, p: Ptr) -> Value:
+    def run(batch: Batch, p: Ptr) -> Value:
         address = batch.execution.addresses(batch, p, tile)
         if not tile:
             return from_lane_array(address.numpy())

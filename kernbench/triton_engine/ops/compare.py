@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from kernbench.triton_engine.affine import aff_sub
+from kernbench.triton_engine.batch import Batch
 from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.frontend.types import Ty
 from kernbench.triton_engine.native import forms
@@ -61,7 +62,7 @@ def _cmpi(info: OpInfo) -> Callable[..., Value]:
     mask = (1 << bits) - 1
     flip = -(1 << (bits - 1))
 
-    def run(batch: Any, x: Any, y: Any) -> Value:
+    def run(batch: Batch, x: Any, y: Any) -> Value:
         tx, ty_ = type(x), type(y)
         if tx is not Tensor and ty_ is not Tensor:
             if tx is not Affine and ty_ is not Affine:
@@ -133,7 +134,7 @@ def _box(predicate: str, d: Affine, lanes: tuple[int, ...]) -> Box | None:
 def _compare_masks(predicate: str, unsigned: bool, tile: tuple[int, ...]) -> Callable[..., Value]:
     python, dense = _SIGNED_COMPARE[predicate]
 
-    def run(batch: Any, x: Value, y: Value) -> Value:
+    def run(batch: Batch, x: Value, y: Value) -> Value:
         x, y = dense_mask(x, batch.lanes, tile), dense_mask(y, batch.lanes, tile)
         if type(x) is not Tensor and type(y) is not Tensor:
             return python(int(x), int(y)) if unsigned else python(-int(x), -int(y))
@@ -148,7 +149,7 @@ def _compare_masks(predicate: str, unsigned: bool, tile: tuple[int, ...]) -> Cal
 def _compare_pointers(predicate: str, tile: tuple[int, ...]) -> Callable[..., Value]:
     _, dense = _SIGNED_COMPARE["s" + predicate[1:] if predicate.startswith("u") else predicate]
 
-    def run(batch: Any, x: Ptr, y: Ptr) -> Value:
+    def run(batch: Batch, x: Ptr, y: Ptr) -> Value:
         p, q = batch.execution.addresses(batch, x, tile), batch.execution.addresses(batch, y, tile)
         return dense(p, q)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kernbench.errors import KernbenchError
+from kernbench.triton_engine.batch import Batch
 from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.frontend.types import Ty
 from kernbench.triton_engine.values import Value
@@ -23,7 +23,7 @@ class DeviceAssertionError(KernbenchError, AssertionError):
     """A ``tl.device_assert`` failed. The message names rank, program, source line and the user's text."""
 
 
-def _lane_names(batch: Any) -> list[tuple[int | None, tuple[int, int, int]]]:
+def _lane_names(batch: Batch) -> list[tuple[int | None, tuple[int, int, int]]]:
     ids = np.broadcast_to(batch.ids, batch.lanes).reshape(-1)
     if batch.rank_index is None:
         ranks = [batch.rank] * len(ids)
@@ -52,7 +52,7 @@ def _print(info: OpInfo) -> Callable[..., Value]:
     as_hex = bool(info.attrs.get("hex"))
     types = info.operand_types
 
-    def run(batch: Any, *xs: Value) -> Value:
+    def run(batch: Batch, *xs: Value) -> Value:
         if batch.execution.dry:
             return None
         names = _lane_names(batch)
@@ -77,7 +77,7 @@ def _assert(info: OpInfo) -> Callable[..., Value]:
     message = str(info.attrs.get("string", ""))
     ty = info.operand_types[0]
 
-    def run(batch: Any, x: Value) -> Value:
+    def run(batch: Batch, x: Value) -> Value:
         if batch.execution.blind:
             return None
         if type(x) is Tensor and bool(x.all()):

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kernbench.triton_engine import access
 from kernbench.triton_engine.affine import aff_add, aff_scale
+from kernbench.triton_engine.batch import Batch
 from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.frontend.types import Ty
 from kernbench.triton_engine.values import (
@@ -42,7 +43,7 @@ def _make(info: OpInfo) -> Callable[..., Value]:
     padding = math.nan if "nan" in str(info.attrs.get("padding", "")).lower() or "padding = 2" in info.text else 0.0
     block = ty.shape
 
-    def run(batch: Any, base: Ptr, *rest: object) -> Value:
+    def run(batch: Batch, base: Ptr, *rest: object) -> Value:
         shape, strides = list(rest[:rank]), list(rest[rank : 2 * rank])
         return Desc(base, shape, strides, block, ty.pointee, padding)
 
@@ -62,7 +63,7 @@ def _as_lane_int(v: Value) -> Any:
     return from_lane_array(v.to(torch.int64).numpy()) if type(v) is Tensor else v
 
 
-def locate(batch: Any, d: Desc, index: list[Any], tile: tuple[int, ...], item: int) -> tuple[Ptr, Any]:
+def locate(batch: Batch, d: Desc, index: list[Any], tile: tuple[int, ...], item: int) -> tuple[Ptr, Any]:
     """Pointer tile and bounds mask of the block at ``index``. ``tile`` is the block without its leading ones."""
     lanes: tuple[int, ...] = batch.lanes
     rank = len(tile)
@@ -104,7 +105,7 @@ def locate(batch: Any, d: Desc, index: list[Any], tile: tuple[int, ...], item: i
     return Ptr(d.base.root, off, scattered), mask_and(batch, mask, outside, tile)
 
 
-def _locate_fixed(batch: Any, d: Desc, index: list[Any], tile: tuple[int, ...], item: int) -> tuple[Ptr, Any]:
+def _locate_fixed(batch: Batch, d: Desc, index: list[Any], tile: tuple[int, ...], item: int) -> tuple[Ptr, Any]:
     """:func:`locate` for a shape and strides that are the same everywhere: the case of almost every kernel."""
     lanes: tuple[int, ...] = batch.lanes
     base: Any = d.base.offset
@@ -189,7 +190,7 @@ def _load(info: OpInfo) -> Callable[..., Value]:
     tile, dtype = ty.shape, ty.dtype
     is_int = ty.is_int
 
-    def run(batch: Any, d: Desc, *index: Any) -> Value:
+    def run(batch: Batch, d: Desc, *index: Any) -> Value:
         inner, reshaped = _inner(tile, d)
         p, mask = locate(batch, d, list(index), inner, dtype.itemsize)
         fill = _fill(d, is_int)
@@ -227,7 +228,7 @@ def _store(info: OpInfo) -> Callable[..., Value]:
     value_ty = info.operand_types[-1]
     tile, dtype = value_ty.shape, value_ty.dtype
 
-    def run(batch: Any, d: Desc, *rest: object) -> Value:
+    def run(batch: Batch, d: Desc, *rest: object) -> Value:
         *index, value = rest
         inner, reshaped = _inner(tile, d)
         p, mask = locate(batch, d, list(index), inner, dtype.itemsize)
@@ -257,7 +258,7 @@ def _reduce(info: OpInfo) -> Callable[..., Value]:
         kind = "fadd"
     raw = torch.int16 if dtype is torch.bfloat16 else dtype
 
-    def run(batch: Any, d: Desc, *rest: Any) -> Value:
+    def run(batch: Batch, d: Desc, *rest: Any) -> Value:
         *index, value = rest
         inner, _ = _inner(tile, d)
         p, mask = locate(batch, d, list(index), inner, dtype.itemsize)
@@ -275,7 +276,9 @@ def _reduce(info: OpInfo) -> Callable[..., Value]:
     return run
 
 
-def _rows(batch: Any, d: Desc, rows: Any, row_ty: Ty, column: Any, tile: tuple[int, ...], item: int) -> tuple[Ptr, Any]:
+def _rows(
+    batch: Batch, d: Desc, rows: Any, row_ty: Ty, column: Any, tile: tuple[int, ...], item: int
+) -> tuple[Ptr, Any]:
     """Pointer and mask of a gather or scatter of whole rows."""
     nl = len(batch.lanes)
     index = materialise(rows, batch, row_ty).to(torch.int64)
@@ -299,7 +302,7 @@ def _gather(info: OpInfo) -> Callable[..., Value]:
     ty = info.ty
     row_ty = info.operand_types[1]
 
-    def run(batch: Any, d: Desc, rows: Any, column: Any) -> Value:
+    def run(batch: Batch, d: Desc, rows: Any, column: Any) -> Value:
         p, mask = _rows(batch, d, rows, row_ty, column, ty.shape, ty.itemsize)
         value = access.load(batch, info, p, ty.shape, ty.dtype, mask, 0 if ty.is_int else d.padding)
         return (0 if ty.is_int else d.padding) if value is None else value
@@ -312,7 +315,7 @@ def _scatter(info: OpInfo) -> Callable[..., Value]:
     row_ty = info.operand_types[1]
     value_ty = info.operand_types[-1]
 
-    def run(batch: Any, d: Desc, rows: Any, column: Any, value: Any) -> Value:
+    def run(batch: Batch, d: Desc, rows: Any, column: Any, value: Any) -> Value:
         p, mask = _rows(batch, d, rows, row_ty, column, value_ty.shape, value_ty.itemsize)
         if batch.execution.dry:
             access.visit(batch, info, p, value_ty.shape, value_ty.dtype, mask)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernbench.triton_engine.batch import Batch
 from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.frontend.types import Ty
 from kernbench.triton_engine.threads import with_threads
@@ -191,7 +192,7 @@ def _dot(info: OpInfo) -> Callable[..., Value]:
     in_place = 2 in info.reusable
     exact_int = a_ty.is_int
 
-    def run(batch: Any, x: Value, y: Value, acc: Any) -> Value:
+    def run(batch: Batch, x: Value, y: Value, acc: Any) -> Value:
         if batch.execution.wave is not None:
             return acc
         nl = len(batch.lanes)
@@ -255,7 +256,7 @@ def _dot_scaled(info: OpInfo) -> Callable[..., Value]:
     rhs_along_k = info.attrs.get("rhs_k_pack", True) is not False
     out_ty = info.ty
 
-    def run(batch: Any, *xs: Any) -> Value:
+    def run(batch: Batch, *xs: Any) -> Value:
         if batch.execution.wave is not None:
             return xs[at["c"]]
         nl = len(batch.lanes)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernbench.triton_engine.batch import Batch
 from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.values import Value, dense_int, from_lane_array, wrap
 
@@ -244,7 +245,7 @@ def _tells_threads(info: OpInfo) -> bool:
 def _special_register(info: OpInfo, name: str) -> Callable[..., Value]:
     """What a special register holds in each lane."""
 
-    def run(batch: Any) -> Value:
+    def run(batch: Batch) -> Value:
         nowhere = np.zeros((1,) * len(batch.lanes), dtype=np.int64)
         thread = nowhere if batch.threads is None else batch.threads
         value = special_registers(batch.ids, batch.execution.grid, thread, info.threads, info.warp_size)[name]
@@ -269,7 +270,7 @@ def _extern(info: OpInfo) -> Callable[..., Value]:
     types = info.operand_types
     ty = info.ty
 
-    def run(batch: Any, *xs: Any) -> Value:
+    def run(batch: Batch, *xs: Any) -> Value:
         tensors = []
         uniform = True
         for x, t in zip(xs, types, strict=True):

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from kernbench.errors import MemoryAccessError
+from kernbench.triton_engine.batch import Batch
 from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.frontend.types import Ty
 from kernbench.triton_engine.memory import HostAllocation
@@ -49,7 +50,7 @@ _ALL_OF_ONE = np.ones(1, dtype=bool)
 class BatchMemory:
     """Absolute addresses of a batch, checked against live allocations."""
 
-    def __init__(self, batch: Any, info: OpInfo, size: int = 0) -> None:
+    def __init__(self, batch: Batch, info: OpInfo, size: int = 0) -> None:
         self.batch = batch
         self.info = info
         #: Invocations, in order of the batch's lanes.
@@ -273,7 +274,7 @@ def _inline_asm(info: OpInfo) -> Callable[..., Any]:
         letter = re.sub(r"[^a-z]", "", constraint)[:1] or "r"
         return _REGISTER_BITS.get(letter, 32)
 
-    def shape_of(batch: Any, xs: tuple[Any, ...]) -> tuple[int, ...]:
+    def shape_of(batch: Batch, xs: tuple[Any, ...]) -> tuple[int, ...]:
         """The tile; inside a combine function, whose operands are scalars, that of what is being combined."""
         if tile:
             return tile
@@ -283,7 +284,7 @@ def _inline_asm(info: OpInfo) -> Callable[..., Any]:
             _check_threads(info, combined, pack)
         return combined
 
-    def start(batch: Any, xs: tuple[Any, ...], tile: tuple[int, ...]) -> Frame:
+    def start(batch: Batch, xs: tuple[Any, ...], tile: tuple[int, ...]) -> Frame:
         elements = prod(tile)
         registers: dict[str, np.ndarray] = {}
         number = len(outputs)
@@ -311,7 +312,7 @@ def _inline_asm(info: OpInfo) -> Callable[..., Any]:
         specials = special_registers(ids, batch.execution.grid, element, info.threads, info.warp_size)
         return Frame(n, registers, np.zeros(n, dtype=np.int64), specials, warps)
 
-    def finish(batch: Any, frame: Frame, tile: tuple[int, ...]) -> Any:
+    def finish(batch: Batch, frame: Frame, tile: tuple[int, ...]) -> Any:
         out = []
         for k, ty in enumerate(results):
             raw = [
@@ -322,7 +323,7 @@ def _inline_asm(info: OpInfo) -> Callable[..., Any]:
             out.append(settle(value, batch, tile, ty.is_int and ty.elem != "i1"))
         return tuple(out) if n_results > 1 else out[0] if out else None
 
-    def execute(batch: Any, *xs: Value) -> Any:
+    def execute(batch: Batch, *xs: Value) -> Any:
         shape = shape_of(batch, xs)
         frame = batch.suspended.pop(info.index, None)
         if frame is None:

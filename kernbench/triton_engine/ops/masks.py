@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from kernbench.triton_engine.batch import Batch
 from kernbench.triton_engine.values import Box, Value, dense_mask
 
 
-def mask_and(batch: Any, x: Value, y: Value, tile: tuple[int, ...]) -> Value:
+def mask_and(batch: Batch, x: Value, y: Value, tile: tuple[int, ...]) -> Value:
     """Conjunction of two masks; boxes stay boxes."""
     if type(x) is not Tensor and type(x) is not Box:
         return y if x else False
@@ -46,7 +47,7 @@ def picked(neutral: bool) -> Callable[[list[Any]], int | None]:
     return position
 
 
-def mask_or(batch: Any, x: Value, y: Value, tile: tuple[int, ...]) -> Value:
+def mask_or(batch: Batch, x: Value, y: Value, tile: tuple[int, ...]) -> Value:
     """Disjunction."""
     for p, q in ((x, y), (y, x)):
         if type(p) is not Tensor and type(p) is not Box:
@@ -54,7 +55,7 @@ def mask_or(batch: Any, x: Value, y: Value, tile: tuple[int, ...]) -> Value:
     return dense_mask(x, batch.lanes, tile) | dense_mask(y, batch.lanes, tile)
 
 
-def mask_xor(batch: Any, x: Value, y: Value, tile: tuple[int, ...]) -> Value:
+def mask_xor(batch: Batch, x: Value, y: Value, tile: tuple[int, ...]) -> Value:
     """Where two masks differ."""
     x, y = dense_mask(x, batch.lanes, tile), dense_mask(y, batch.lanes, tile)
     if type(x) is Tensor or type(y) is Tensor:
@@ -66,7 +67,7 @@ def mask_xor(batch: Any, x: Value, y: Value, tile: tuple[int, ...]) -> Value:
     return bool(x) != bool(y)
 
 
-def mask_shifted_out(batch: Any, x: Value, y: Value, tile: tuple[int, ...]) -> Value:
+def mask_shifted_out(batch: Batch, x: Value, y: Value, tile: tuple[int, ...]) -> Value:
     """``x`` where ``y`` does not hold: a shift by 1 leaves nothing of one bit."""
     y = dense_mask(y, batch.lanes, tile)
     return mask_and(batch, x, ~y if type(y) is Tensor else not y, tile)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernbench.triton_engine import access
+from kernbench.triton_engine.batch import Batch
 from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.frontend.types import Ty, memory_dtype
 from kernbench.triton_engine.values import Affine, Box, Ptr, Value, dense_int, dense_mask, from_lane_array
@@ -18,7 +19,7 @@ from .casts import pointer_from_int
 from .registry import op
 
 
-def settle(value: Tensor, batch: Any, tile: tuple[int, ...], is_int: bool) -> Value:
+def settle(value: Tensor, batch: Batch, tile: tuple[int, ...], is_int: bool) -> Value:
     """Scalar integers read from memory become lane integers, so that they can be addresses and loop bounds."""
     if is_int and not tile:
         return from_lane_array(value.numpy().astype(np.int64))
@@ -39,7 +40,7 @@ def _load(info: OpInfo) -> Callable[..., Value]:
     is_mask = pointer.pointee == "i1"
     is_int = not dtype.is_floating_point
 
-    def run(batch: Any, p: Ptr, mask: Any = True, other: Any = None) -> Value:
+    def run(batch: Batch, p: Ptr, mask: Any = True, other: Any = None) -> Value:
         if type(other) is Affine:
             other = dense_int(other, batch.lanes, tile, dtype)
         if batch.execution.wave is not None:
@@ -66,7 +67,7 @@ def _store(info: OpInfo) -> Callable[..., Value]:
     tile = value_ty.shape
     dtype = memory_dtype(pointer.pointee)
 
-    def run(batch: Any, p: Ptr, value: Any, mask: Any = True) -> Value:
+    def run(batch: Batch, p: Ptr, value: Any, mask: Any = True) -> Value:
         if batch.execution.dry:
             access.visit(batch, info, p, tile, dtype, mask)
             return None

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernbench.triton_engine.batch import Batch
 from kernbench.triton_engine.frontend.program import OpInfo, SubProgram
 from kernbench.triton_engine.frontend.types import Ty
 from kernbench.triton_engine.values import Value, from_lane_array
@@ -20,7 +21,7 @@ from .registry import Work, op
 from .shape import materialise
 
 
-def run_region(batch: Any, region: SubProgram, values: list[Any]) -> list[Any]:
+def run_region(batch: Batch, region: SubProgram, values: list[Any]) -> list[Any]:
     """Run a combine region on tiles in place of scalars."""
     env: list[Any] = batch.env
     for slot, v in zip(region.args, values, strict=True):
@@ -144,7 +145,7 @@ def _reduce(info: OpInfo) -> Callable[..., Any]:
         ty = types[0]
         extent = ty.shape[axis]
 
-        def simple(batch: Any, x: Value) -> Value:
+        def simple(batch: Batch, x: Value) -> Value:
             nl = len(batch.lanes)
             if type(x) is not Tensor or x.shape[nl + axis] != extent:
                 x = _full_along(x, batch, ty, axis)
@@ -154,7 +155,7 @@ def _reduce(info: OpInfo) -> Callable[..., Any]:
 
     direction = _argument_reduce(region)
 
-    def general(batch: Any, *xs: Value) -> Any:
+    def general(batch: Batch, *xs: Value) -> Any:
         nl = len(batch.lanes)
         tiles = [materialise(x, batch, t) for x, t in zip(xs, types, strict=True)]
         dim = nl + axis
@@ -174,7 +175,7 @@ def _as_tensors(values: list[Any], like: list[Tensor]) -> list[Tensor]:
     return [v if type(v) is Tensor else torch.full_like(t, v) for v, t in zip(values, like, strict=True)]
 
 
-def _full_along(x: Value, batch: Any, ty: Ty, axis: int) -> Tensor:
+def _full_along(x: Value, batch: Batch, ty: Ty, axis: int) -> Tensor:
     """The tile with dimension ``axis`` at full size."""
     if type(x) is not Tensor:
         return materialise(x, batch, ty)
@@ -211,7 +212,7 @@ def _scan(info: OpInfo) -> Callable[..., object]:
     name = only_op(region)
     known = _KNOWN_SCAN.get(name or "") if len(types) == 1 and types[0].elem != "i1" else None
 
-    def run(batch: Any, *xs: Value) -> Any:
+    def run(batch: Batch, *xs: Value) -> Any:
         dim = len(batch.lanes) + axis
         tiles = [materialise(x, batch, t) for x, t in zip(xs, types, strict=True)]
         if reverse:
@@ -242,7 +243,7 @@ def _map_elementwise(info: OpInfo) -> Callable[..., Any]:
     types = info.operand_types
     pack = int(info.attrs.get("pack", 1))
 
-    def run(batch: Any, *xs: Value) -> Any:
+    def run(batch: Batch, *xs: Value) -> Any:
         tiles = [materialise(x, batch, t) for x, t in zip(xs, types, strict=True)]
         if pack == 1:
             out = _as_tensors(run_region(batch, region, tiles), [tiles[0]] * len(region.results))

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernbench.triton_engine.batch import Batch
 from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.frontend.types import Ty
 from kernbench.triton_engine.values import Value, dense_int
@@ -20,7 +21,7 @@ from .reduce import run_region
 from .registry import op
 
 
-def _dense(v: Value, batch: Any, ty: Ty) -> Any:
+def _dense(v: Value, batch: Batch, ty: Ty) -> Any:
     return dense_int(v, batch.lanes, (), ty.dtype) if ty.is_int and ty.elem != "i1" else v
 
 
@@ -47,7 +48,7 @@ def _for(info: OpInfo) -> Callable[..., object]:
     if info.attrs.get("unsigned"):
         raise NotImplementedError("an unsigned counter in a combine function")
 
-    def run(batch: Any, *args: Any) -> Any:
+    def run(batch: Batch, *args: Any) -> Any:
         at, end, step = (_dense(v, batch, counter) for v in args[:3])
         carried = list(args[3:])
         going = at < end
@@ -66,7 +67,7 @@ def _while(info: OpInfo) -> Callable[..., object]:
     before, body = info.regions
     types, carried_types = info.result_types, info.operand_types
 
-    def run(batch: Any, *args: object) -> Any:
+    def run(batch: Batch, *args: object) -> Any:
         carried = list(args)
         going: Any = True
         results: list[Any] | None = None

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernbench.triton_engine.batch import Batch
 from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.frontend.types import FLOAT8
 from kernbench.triton_engine.native import forms
@@ -50,7 +51,7 @@ def _select(info: OpInfo) -> Callable[..., Value]:
     is_mask = ty.elem == "i1"
     is_int = ty.is_int
 
-    def run(batch: Any, c: Any, x: Any, y: Any) -> Value:
+    def run(batch: Batch, c: Any, x: Any, y: Any) -> Value:
         if type(c) is bool or type(c) is int:
             return x if c else y
         lanes = batch.lanes
@@ -75,7 +76,7 @@ def _select(info: OpInfo) -> Callable[..., Value]:
 
 
 def _select_pointers(tile: tuple[int, ...]) -> Callable[..., Value]:
-    def run(batch: Any, c: Any, x: Ptr, y: Ptr) -> Value:
+    def run(batch: Batch, c: Any, x: Ptr, y: Ptr) -> Value:
         if type(c) is bool or type(c) is int:
             return x if c else y
         c = dense_mask(c, batch.lanes, tile)
@@ -97,10 +98,10 @@ def _select_pointers(tile: tuple[int, ...]) -> Callable[..., Value]:
 def _select_descriptors(info: OpInfo) -> Callable[..., Value]:
     pointers = _select_pointers(())
 
-    def number(batch: Any, c: Tensor, x: Any, y: Any) -> Any:
+    def number(batch: Batch, c: Tensor, x: Any, y: Any) -> Any:
         return from_lane_array(np.where(c.numpy(), lane_array(x, batch.lanes), lane_array(y, batch.lanes)))
 
-    def run(batch: Any, c: Any, x: Desc, y: Desc) -> Value:
+    def run(batch: Batch, c: Any, x: Desc, y: Desc) -> Value:
         if type(c) is not Tensor:
             return x if c else y
         if x.padding != y.padding and not (math.isnan(x.padding) and math.isnan(y.padding)):

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from kernbench.triton_engine.affine import aff_add, aff_scale
+from kernbench.triton_engine.batch import Batch
 from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.frontend.types import Ty
 from kernbench.triton_engine.values import Affine, Box, Ptr, Value, dense_int, dense_mask, from_lane_array
@@ -81,7 +82,7 @@ def take_first(v: Value, n_lanes: int) -> Any:
 def _unsplat(info: OpInfo) -> Callable[..., Value]:
     tile = info.operand_types[0].shape
 
-    def run(batch: Any, x: Value) -> Value:
+    def run(batch: Batch, x: Value) -> Value:
         if type(x) is Box:
             x = dense_mask(x, batch.lanes, tile)
         return take_first(x, len(batch.lanes))
@@ -121,7 +122,7 @@ def _broadcast(info: OpInfo) -> Callable[..., Value]:
     source, target = info.operand_types[0].shape, info.ty.shape
     grown = [j for j, (s, t) in enumerate(zip(source, target, strict=True)) if s != t]
 
-    def run(batch: Any, x: Value) -> Value:
+    def run(batch: Batch, x: Value) -> Value:
         if type(x) is Box and any(x.bounds[j] is not None for j in grown):
             return dense_mask(x, batch.lanes, source)
         return x
@@ -129,7 +130,7 @@ def _broadcast(info: OpInfo) -> Callable[..., Value]:
     return run
 
 
-def materialise(v: Any, batch: Any, ty: Ty) -> Tensor:
+def materialise(v: Any, batch: Batch, ty: Ty) -> Tensor:
     """A value as a tensor with every *tile* dimension at full size (lane dimensions may stay 1)."""
     lanes, tile = batch.lanes, ty.shape
     n = len(lanes)
@@ -200,7 +201,7 @@ def _reshape(info: OpInfo) -> Callable[..., Value]:
         strides = _reshape_strides(v.tile_strides, old, new)
         return None if strides is None else v.on_tile(strides)
 
-    def run(batch: Any, x: Value) -> Value:
+    def run(batch: Batch, x: Value) -> Value:
         n = len(batch.lanes)
         match x:
             case Affine():
@@ -248,7 +249,7 @@ def transpose(v: Value, order: list[int], n_lanes: int) -> Any:
 def _join(info: OpInfo) -> Callable[..., Value]:
     source = info.operand_types[0]
 
-    def run(batch: Any, x: Any, y: Any) -> Value:
+    def run(batch: Batch, x: Any, y: Any) -> Value:
         x, y = torch.broadcast_tensors(materialise(x, batch, source), materialise(y, batch, source))
         return torch.stack((x, y), dim=-1)
 
@@ -259,7 +260,7 @@ def _join(info: OpInfo) -> Callable[..., Value]:
 def _split(info: OpInfo) -> Callable[..., object]:
     source = info.operand_types[0]
 
-    def run(batch: Any, x: Value) -> tuple[Value, Value]:
+    def run(batch: Batch, x: Value) -> tuple[Value, Value]:
         full = materialise(x, batch, source)
         return full[..., 0], full[..., 1]
 
@@ -270,7 +271,7 @@ def _split(info: OpInfo) -> Callable[..., object]:
 def _cat(info: OpInfo) -> Callable[..., Value]:
     source = info.operand_types[0]
 
-    def run(batch: Any, x: Value, y: Value) -> Value:
+    def run(batch: Batch, x: Value, y: Value) -> Value:
         n = len(batch.lanes)
         x, y = materialise(x, batch, source), materialise(y, batch, source)
         lanes = torch.broadcast_shapes(x.shape[:n], y.shape[:n])
@@ -284,7 +285,7 @@ def _gather(info: OpInfo) -> Callable[..., Value]:
     source, index_ty = info.operand_types[0], info.operand_types[1]
     axis = info.attrs["axis"]
 
-    def run(batch: Any, x: Value, index: Any) -> Value:
+    def run(batch: Batch, x: Value, index: Any) -> Value:
         n = len(batch.lanes)
         x = materialise(x, batch, source)
         index = materialise(index, batch, index_ty).to(torch.int64)
@@ -302,7 +303,7 @@ def _addptr(info: OpInfo) -> Callable[..., Value]:
     item = 8 if pointer.pointee == "ptr" else Ty(pointer.pointee).itemsize
     tile = info.ty.shape
 
-    def run(batch: Any, p: Ptr, index: Any) -> Value:
+    def run(batch: Batch, p: Ptr, index: Any) -> Value:
         if type(index) is Tensor:
             if not tile:
                 index = from_lane_array(index.to(torch.int64).numpy())
@@ -320,7 +321,7 @@ def _histogram(info: OpInfo) -> Callable[..., Value]:
     bins = info.ty.shape[0]
     dtype = info.ty.dtype
 
-    def run(batch: Any, x: Value, mask: Any = True) -> Value:
+    def run(batch: Batch, x: Value, mask: Any = True) -> Value:
         n = len(batch.lanes)
         values = materialise(x, batch, source).to(torch.int64)
         keep = (values >= 0) & (values < bins)

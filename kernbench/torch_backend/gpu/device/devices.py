@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+from torch.types import Device
 
 from kernbench.errors import KernbenchError
 from kernbench.memory.pinned_memory import PinnedBlock
@@ -196,7 +197,7 @@ def current_rank() -> int | None:
 
 
 def _empty(
-    size: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
+    size: Any, *, dtype: Any = None, layout: Any = None, device: Device = None, pin_memory: Any = None,
     memory_format: Any = None,
 ) -> torch.Tensor:  # fmt: skip
     tensor = torch.ops.aten.empty.memory_format(
@@ -206,7 +207,7 @@ def _empty(
 
 
 def _empty_strided(
-    size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
+    size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Device = None, pin_memory: Any = None
 ) -> torch.Tensor:
     tensor = torch.ops.aten.empty_strided(size, stride, dtype=dtype, layout=layout, device="cpu")
     return _allocating[-1].mine().on_device(tensor, device)
@@ -271,11 +272,11 @@ class Devices:
         assert self._hosts is not None
         return self._hosts.recorder_of(rank)
 
-    def memory_at(self, device: Any = None) -> DeviceMemory:
+    def memory_at(self, device: Device = None) -> DeviceMemory:
         """Memory of a device given as torch lets one give it; default: the current one."""
         return self.mine().memory_at(device)
 
-    def number(self, device: Any = None) -> int:
+    def number(self, device: Device = None) -> int:
         """Index of a device given as an index, a string, a ``torch.device`` or None."""
         return self.mine().number(device)
 
@@ -283,7 +284,7 @@ class Devices:
         """What the running rank reports to torch about the GPU of this number."""
         return self.mine().told(index)
 
-    def on_device(self, tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+    def on_device(self, tensor: torch.Tensor, device: Device = None) -> torch.Tensor:
         """Put a fresh tensor of the rank that runs on a GPU, by default on its own."""
         return self.mine().on_device(tensor, device)
 

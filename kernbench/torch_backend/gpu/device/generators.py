@@ -16,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.types import Device
 
 from kernbench.torch_backend.overloads import OpOverload
 from kernbench.torch_backend.relies_on import Reliance
@@ -45,7 +46,7 @@ class GpuGenerator(torch._C.Generator):
 
     _shares: torch.Generator | None = None  # whose state it has, None: its own
 
-    def __init__(self, device: Any = "cpu") -> None:
+    def __init__(self, device: Device = "cpu") -> None:
         _MADE[_number(self)] = self
 
     @classmethod

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.types import Device
 
 from kernbench.cost.work import Cost, copy_cost, over_links
 from kernbench.memory.pinned_memory import PinnedMemory
@@ -205,7 +206,7 @@ class RankDevice:
         """Put an operation whose values are there already on the host's stream."""
         return self.simulation.streams.enqueue(self.host, name, cost)
 
-    def memory_at(self, device: Any = None) -> DeviceMemory:
+    def memory_at(self, device: Device = None) -> DeviceMemory:
         """Memory of a device given as torch lets one give it; default: the current one."""
         if not self.chosen and not isinstance(device, int) and (device is None or torch.device(device).index is None):
             self._remark_on_choice()
@@ -220,12 +221,12 @@ class RankDevice:
                 f"torch.cuda.set_device, as at {user_location()}"
             )
 
-    def sip(self, device: Any = None) -> int:
+    def sip(self, device: Device = None) -> int:
         """The SIP that a device is, which is given as torch lets one give it. A number beyond the node is one of the system."""
         number = self.number(device)
         return self.visible[number] if number < len(self.visible) else self.simulation.sips[number]
 
-    def number(self, device: Any = None) -> int:
+    def number(self, device: Device = None) -> int:
         """Index of a device given as an index, a string, a ``torch.device`` or None.
 
         Raises ``torch.AcceleratorError``, as torch does, if there is none of that number, and RuntimeError if there is none.
@@ -248,7 +249,7 @@ class RankDevice:
             raise cuda_error("invalid device ordinal", f"cuda:{index}: {whose} {count} devices")
         return self.told(index)
 
-    def on_device(self, tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+    def on_device(self, tensor: torch.Tensor, device: Device = None) -> torch.Tensor:
         """Put a fresh tensor on a GPU, by default on the current one."""
         self.host.uses_gpu = True
         place(tensor, self.memory_at(device))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import torch
+from torch.types import Device
 
 from kernbench.errors import KernbenchError
 from kernbench.order import Moment
@@ -35,7 +36,7 @@ class Stream:
         return 0, -3
 
     def __init__(
-        self, device: Any = None, priority: int = 0, *, stream_id: int | None = None, device_index: int | None = None,
+        self, device: Device = None, priority: int = 0, *, stream_id: int | None = None, device_index: int | None = None,
         device_type: int = device_type, stream_ptr: int | None = None, name: str | None = None,
     ) -> None:  # fmt: skip
         devices = bound_devices()
@@ -271,11 +272,11 @@ def set_stream_by_number(stream_id: int, device_index: int, device_type: int) ->
     _go_on(mine, _of_number(stream_id))
 
 
-def current_stream(device: Any = None) -> Stream:
+def current_stream(device: Device = None) -> Stream:
     """``torch.cuda.current_stream``."""
     return Stream(device, name=bound_devices().mine().host.stream)
 
 
-def default_stream(device: Any = None) -> Stream:
+def default_stream(device: Device = None) -> Stream:
     """``torch.cuda.default_stream``."""
     return Stream(device, name=COMPUTE_STREAM)

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.backends import cuda
 from torch.nn.attention import SDPBackend
 
@@ -65,7 +66,13 @@ def first_order(capability: tuple[int, int], variables: Mapping[str, str], order
 
 
 def takes_cudnn(
-    query: object, key: Any, value: Any, mask: Any, dropout_p: float, is_causal: bool, enable_gqa: bool
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    enable_gqa: bool,
 ) -> bool:
     """Whether torch takes cuDNN's kernel for these, which are on a GPU."""
     before = allowed_before()
@@ -87,7 +94,14 @@ def allowed_before() -> tuple[int, ...] | None:
     return tuple(each for each in order[: order.index(_CUDNN)] if each in switched and switched[each]())
 
 
-def by_cudnn(query: Any, key: Any, value: Any, mask: Any, is_causal: bool, scale: float | None) -> Any:
+def by_cudnn(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
+) -> Any:
     """The attention, by cuDNN's operator."""
     parts = [each.to(_multiplied(each)) for each in (query, key, value)]
     keep = torch.is_grad_enabled() and any(each.requires_grad for each in parts)
@@ -95,7 +109,7 @@ def by_cudnn(query: Any, key: Any, value: Any, mask: Any, is_causal: bool, scale
     return operator(*parts, bias_of(mask, parts[0], key), keep, 0.0, is_causal, scale=scale)[0]
 
 
-def bias_of(mask: Any, query: Any, key: Any) -> Any:
+def bias_of(mask: Tensor | None, query: Tensor, key: Tensor) -> Any:
     """What a mask adds to the scores, ``[batch, heads, queries, keys]``; None without one."""
     if mask is None:
         return None
@@ -104,7 +118,7 @@ def bias_of(mask: Any, query: Any, key: Any) -> Any:
     return mask.to(query.dtype).expand(*query.shape[:3], key.shape[2])
 
 
-def _multiplied(tensor: torch.Tensor) -> torch.dtype:
+def _multiplied(tensor: Tensor) -> torch.dtype:
     """The format in which an operand is multiplied: autocast's where it is on."""
     if torch.is_autocast_enabled("cpu") and tensor.is_floating_point():
         return torch.get_autocast_dtype("cpu")
@@ -112,7 +126,14 @@ def _multiplied(tensor: torch.Tensor) -> torch.dtype:
     return dtype
 
 
-def _has_cudnn(query: Any, key: Any, value: Any, mask: Any, dropout_p: float, enable_gqa: bool) -> bool:
+def _has_cudnn(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    enable_gqa: bool,
+) -> bool:
     """Whether cuDNN has a kernel for these: of heads of up to 128, or 192 with values of 128. With dropout it has one for some
     probabilities, which is not modelled: the next kernel is taken."""
     if not query.dim() == key.dim() == value.dim() == 4 or dropout_p:
@@ -133,6 +154,6 @@ def _has_cudnn(query: Any, key: Any, value: Any, mask: Any, dropout_p: float, en
     )
 
 
-def _has_flash(query: Any, key: Any, value: Any, mask: Any, is_causal: bool) -> bool:
+def _has_flash(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, is_causal: bool) -> bool:
     """Whether FlashAttention has a kernel for what cuDNN has one for."""
     return mask is None and query.shape[3] == value.shape[3] and not (is_causal and query.shape[2] != key.shape[2])

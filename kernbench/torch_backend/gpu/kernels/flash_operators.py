@@ -73,7 +73,7 @@ class _Pairs(NamedTuple):
 
 
 def _attend(
-    pairs: _Pairs, sequence: int, query: Tensor, key: Tensor, value: Tensor, bias: Any
+    pairs: _Pairs, sequence: int, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None
 ) -> tuple[Tensor, Tensor]:
     """Results ``[queries, heads, width]`` and logarithms of sums ``[heads, queries]`` of one sequence, whose operands are
     ``[tokens, heads, width]``; a query that sees nothing has zeros, and infinity."""
@@ -94,7 +94,7 @@ def _gradients(
     value: Tensor,
     out: Tensor,
     sums: Tensor,
-    bias: Any,
+    bias: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Of query, key and value ``[tokens, heads, width]``, and of the scores ``[heads, queries, keys]``."""
     groups = key.shape[1]
@@ -118,7 +118,9 @@ def _by_head(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor,
 # -- FlashAttention ----------------------------------------------------------------------------------------------------
 
 
-def _cuts(query: Tensor, key: Tensor, ends_q: Any, ends_k: Any, used: Any) -> Iterator[tuple[Any, Any]]:
+def _cuts(
+    query: Tensor, key: Tensor, ends_q: Tensor | None, ends_k: Tensor | None, used: Tensor | None
+) -> Iterator[tuple[Any, Any]]:
     """Where each sequence's queries and keys are: an index, or a slice of what is packed."""
     if ends_q is None:
         for at in range(query.shape[0]):
@@ -142,11 +144,25 @@ def _paged(each: Tensor, pages: Tensor, at: int) -> Tensor:
 
 
 def flash_forward(
-    query: Tensor, key: Tensor, value: Tensor, cum_seq_q: Any, cum_seq_k: Any, max_q: int, max_k: int, dropout_p: float,
-    is_causal: bool, return_debug_mask: bool, *, scale: float | None = None, window_size_left: int | None = None,
-    window_size_right: int | None = None, seqused_k: Any = None, alibi_slopes: Any = None, block_table: Any = None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cum_seq_q: Tensor | None,
+    cum_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    return_debug_mask: bool,
+    *,
+    scale: float | None = None,
+    window_size_left: int | None = None,
+    window_size_right: int | None = None,
+    seqused_k: Tensor | None = None,
+    alibi_slopes: Tensor | None = None,
+    block_table: Tensor | None = None,
     num_splits: int | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """``[sequences, tokens, heads, width]``, or packed ``[all tokens, heads, width]``: output, logarithms of the sums, and what
     the dropout was drawn from."""
     if return_debug_mask and dropout_p:
@@ -189,8 +205,8 @@ def flash_forward_into(out: Tensor, query: Tensor, key: Tensor, value: Tensor, *
 
 
 def flash_backward(
-    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, cum_seq_q: Any,
-    cum_seq_k: Any, max_q: int, max_k: int, dropout_p: float, is_causal: bool, rng_state: Tensor, unused: Any, *,
+    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, cum_seq_q: Tensor | None,
+    cum_seq_k: Tensor | None, max_q: int, max_k: int, dropout_p: float, is_causal: bool, rng_state: Tensor, unused: Any, *,
     scale: float | None = None, window_size_left: int | None = None, window_size_right: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Gradients of query, key and value."""
@@ -226,10 +242,23 @@ def sdp_flash_forward(
 
 
 def sdp_flash_backward(
-    grad_out: Tensor, query: Tensor, key: Tensor, value: Tensor, out: Tensor, logsumexp: Tensor, cum_seq_q: Any,
-    cum_seq_k: Any, max_q: int, max_k: int, dropout_p: float, is_causal: bool, philox_seed: Tensor, philox_offset: Tensor, *,
+    grad_out: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    cum_seq_q: Tensor | None,
+    cum_seq_k: Tensor | None,
+    max_q: int,
+    max_k: int,
+    dropout_p: float,
+    is_causal: bool,
+    philox_seed: Tensor,
+    philox_offset: Tensor,
+    *,
     scale: float | None = None,
-) -> tuple[Any, ...]:  # fmt: skip
+) -> tuple[Any, ...]:
     """Its gradients."""
     of_out, q, k, v, o = (each.transpose(1, 2) for each in (grad_out, query, key, value, out))
     made = flash_backward(
@@ -263,7 +292,9 @@ def _efficient_pairs(
     return _Pairs(factor, 0 if mask else None, left, mask == _LOWER_RIGHT, dropout=dropout, seed=seed)
 
 
-def _efficient_cuts(query: Tensor, ends_q: Any, ends_k: Any, used: Any) -> Iterator[tuple[int, Any, Any]]:
+def _efficient_cuts(
+    query: Tensor, ends_q: Tensor | None, ends_k: Tensor | None, used: Tensor | None
+) -> Iterator[tuple[int, Any, Any]]:
     """Batch, queries and keys of each sequence; what is packed is the only one of its batch."""
     if ends_q is None:
         for at in range(query.shape[0]):
@@ -273,15 +304,27 @@ def _efficient_cuts(query: Tensor, ends_q: Any, ends_k: Any, used: Any) -> Itera
         yield 0, queries, keys
 
 
-def _bias_at(bias: Any, at: int) -> Any:
+def _bias_at(bias: Tensor | None, at: int) -> Any:
     return None if bias is None else bias[at if bias.shape[0] > 1 else 0].float()
 
 
 def efficient_forward(
-    query: Tensor, key: Tensor, value: Tensor, bias: Any, cu_seqlens_q: Any, cu_seqlens_k: Any, max_seqlen_q: int | None,
-    max_seqlen_k: int | None, dropout_p: float, custom_mask_type: int, compute_log_sumexp: bool = False, *,
-    scale: float | None = None, seqlen_k: Any = None, window_size: int | None = None,
-) -> tuple[Any, ...]:  # fmt: skip
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int | None,
+    max_seqlen_k: int | None,
+    dropout_p: float,
+    custom_mask_type: int,
+    compute_log_sumexp: bool = False,
+    *,
+    scale: float | None = None,
+    seqlen_k: Tensor | None = None,
+    window_size: int | None = None,
+) -> tuple[Any, ...]:
     """``[sequences, tokens, heads, width]``, or packed in a batch of one: output, logarithms of the sums, what the dropout was
     drawn from, and the longest sequences."""
     seed = int(torch.randint(1 << 62, ())) if dropout_p else 0
@@ -303,17 +346,34 @@ def efficient_forward(
 
 
 def efficient_backward(
-    grad_out_: Tensor, query: Tensor, key: Tensor, value: Tensor, bias: Any, out: Tensor, cu_seqlens_q: Any, cu_seqlens_k: Any,
-    max_seqlen_q: int, max_seqlen_k: int, logsumexp: Tensor, dropout_p: float, philox_seed: Tensor, philox_offset: Tensor,
-    custom_mask_type: int, bias_requires_grad: bool, *, scale: float | None = None, num_splits_key: int | None = None,
-    window_size: int | None = None, shared_storage_dqdkdv: bool = False,
-) -> tuple[Any, ...]:  # fmt: skip
+    grad_out_: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    cu_seqlens_q: Tensor | None,
+    cu_seqlens_k: Tensor | None,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    logsumexp: Tensor,
+    dropout_p: float,
+    philox_seed: Tensor,
+    philox_offset: Tensor,
+    custom_mask_type: int,
+    bias_requires_grad: bool,
+    *,
+    scale: float | None = None,
+    num_splits_key: int | None = None,
+    window_size: int | None = None,
+    shared_storage_dqdkdv: bool = False,
+) -> tuple[Any, ...]:
     """Gradients of query, key, value and bias."""
     pairs = _efficient_pairs(
         query, scale, custom_mask_type, window_size, dropout_p, int(philox_seed) if dropout_p else 0
     )
     made = tuple(torch.zeros_like(each) for each in (query, key, value))
-    of_bias = torch.zeros(bias.shape) if bias_requires_grad else None
+    of_bias = torch.zeros(bias.shape) if bias is not None and bias_requires_grad else None
     for at, (batch, queries, keys) in enumerate(_efficient_cuts(query, cu_seqlens_q, cu_seqlens_k, None)):
         parts = query[batch, queries], key[batch, keys], value[batch, keys]
         sums = logsumexp[at][:, : parts[0].shape[0]]
@@ -322,9 +382,9 @@ def efficient_backward(
         )
         for to, place, one in zip(made, (queries, keys, keys), found, strict=True):
             to[batch, place] = one.to(to.dtype)
-        if of_bias is not None:
+        if bias is not None and of_bias is not None:
             of_bias[at if bias.shape[0] > 1 else 0] += of_scores.sum_to_size(bias.shape[1:])
-    return *made, torch.empty(0) if of_bias is None else of_bias.to(bias.dtype)
+    return *made, torch.empty(0) if bias is None or of_bias is None else of_bias.to(bias.dtype)
 
 
 KERNELS: dict[str, Callable[..., Any]] = {

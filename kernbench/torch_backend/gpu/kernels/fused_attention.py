@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 from torch.overrides import handle_torch_function, has_torch_function_unary
 
 from kernbench.torch_backend.gpu.kernels import attention_backends
@@ -74,9 +75,15 @@ def install(patches: Patches) -> None:
 
     @functools.wraps(stock)
     def attention(
-        query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
-        scale: float | None = None, enable_gqa: bool = False,
-    ) -> Any:  # fmt: skip
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> Any:
         if ring is not None:
             found = ring(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
             if found is not None:
@@ -105,7 +112,7 @@ def install(patches: Patches) -> None:
         )
         if not in_steps or not _has_a_kernel(query, key, value, attn_mask, is_causal):
             return stock(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
-        parts = (query, key, value)
+        parts: tuple[Tensor, ...] = (query, key, value)
         if torch.is_autocast_enabled("cpu"):
             parts = tuple(each.to(torch.get_autocast_dtype("cpu")) for each in parts)
         bias = bias_of(attn_mask, parts[0], key)
@@ -118,9 +125,9 @@ def install(patches: Patches) -> None:
     patches.set(F, "scaled_dot_product_attention", attention)
 
 
-def _attends_itself(mask: Any) -> bool:
+def _attends_itself(mask: Tensor | None) -> bool:
     """Whether a mask says how there is attention with it, as ``torch.nn.attention.bias.CausalBias`` does."""
-    return isinstance(mask, torch.Tensor) and type(mask) not in PLAIN and has_torch_function_unary(mask)
+    return isinstance(mask, Tensor) and type(mask) not in PLAIN and has_torch_function_unary(mask)
 
 
 def _is_plain_on_a_gpu(*operands: Any) -> bool:
@@ -131,7 +138,7 @@ _stock = F.scaled_dot_product_attention
 
 
 def in_graphs(
-    query: Any, key: Any, value: Any, attn_mask: Any = None, dropout_p: float = 0.0, is_causal: bool = False,
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, is_causal: bool = False,
     scale: float | None = None, enable_gqa: bool = False,
 ) -> Any:  # fmt: skip
     """What is in Dynamo's graphs: torch's own function, or cuDNN's operator."""
@@ -156,7 +163,7 @@ def _refuse_apart(*operands: Any) -> None:
 def _is_jagged(*tensors: object) -> bool:
     """Whether these are sequences of several lengths on a GPU, each of heads, positions and their parts."""
     return all(
-        isinstance(each, torch.Tensor)
+        isinstance(each, Tensor)
         and each.layout is torch.jagged
         and each.dim() == 4
         and isinstance(each.size(2), torch.SymInt)
@@ -188,7 +195,7 @@ def go_around(attention: Callable[..., object] | None) -> None:
         found[_TRACED] = in_graphs
 
 
-def _has_a_kernel(query: Any, key: Any, value: Any, mask: Any, causal: bool) -> bool:
+def _has_a_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, causal: bool) -> bool:
     """Whether a GPU's memory-efficient kernel takes these."""
     return (
         query.dim() == key.dim() == value.dim() == 4
@@ -200,9 +207,16 @@ def _has_a_kernel(query: Any, key: Any, value: Any, mask: Any, causal: bool) -> 
 
 
 def forward(
-    query: Any, key: Any, value: Any, bias: Any, keep: bool, dropout_p: float = 0.0, is_causal: bool = False, *,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    keep: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
     scale: float | None = None,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The operator on CPU tensors ``[batch, heads, tokens, width]``: output, logsumexp, and what the dropout was drawn from."""
     seed = torch.randint(1 << 62, ()) if dropout_p else torch.zeros((), dtype=torch.int64)
     scores = _scores(query, key, bias, is_causal, scale)
@@ -217,9 +231,21 @@ def forward(
 
 
 def backward(
-    grad: Any, query: Any, key: Any, value: Any, bias: Any, out: Any, logsumexp: Any, seed: Any, offset: Any, dropout_p: float,
-    wanted: Any, is_causal: bool = False, *, scale: float | None = None,
-) -> tuple[Any, Any, Any, Any]:  # fmt: skip
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    out: Tensor,
+    logsumexp: Tensor,
+    seed: Tensor,
+    offset: Tensor,
+    dropout_p: float,
+    wanted: Any,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+) -> tuple[Any, Any, Any, Any]:
     """Its gradient: of query, key, value and bias. Dao et al., FlashAttention, algorithm 4, without the blocks."""
     grad, wide = grad.float(), (query.float(), key.float(), value.float())
     scores = _scores(query, key, bias, is_causal, scale)
@@ -233,8 +259,8 @@ def backward(
     return *made, of_scores.to(query.dtype) if wanted[3] else None
 
 
-def _scores(query: Any, key: Any, bias: Any, is_causal: bool, scale: float | None) -> torch.Tensor:
-    found: torch.Tensor = query.float() @ key.float().mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+def _scores(query: Tensor, key: Tensor, bias: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
+    found: Tensor = query.float() @ key.float().mT * (query.shape[-1] ** -0.5 if scale is None else scale)
     if bias is not None:
         found = found + bias.float()
     if is_causal:
@@ -242,7 +268,7 @@ def _scores(query: Any, key: Any, bias: Any, is_causal: bool, scale: float | Non
     return found
 
 
-def _kept(scores: torch.Tensor, dropout_p: float, seed: torch.Tensor) -> Any:
+def _kept(scores: Tensor, dropout_p: float, seed: Tensor) -> Any:
     """What each share is multiplied by: nothing where it is dropped."""
     if not dropout_p:
         return 1.0
@@ -251,7 +277,7 @@ def _kept(scores: torch.Tensor, dropout_p: float, seed: torch.Tensor) -> Any:
 
 
 def cudnn_forward(
-    query: Any, key: Any, value: Any, bias: Any, keep: bool, dropout_p: float = 0.0, is_causal: bool = False,
+    query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None, keep: bool, dropout_p: float = 0.0, is_causal: bool = False,
     return_debug_mask: bool = False, *, scale: float | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """cuDNN's operator on CPU tensors ``[batch, heads, tokens, width]``; keys and values may have fewer heads."""
@@ -271,9 +297,24 @@ def cudnn_forward(
 
 
 def cudnn_backward(
-    grad: Any, query: Any, key: Any, value: Any, out: Any, logsumexp: Any, seed: Any, offset: Any, bias: Any, firsts_q: Any,
-    firsts_k: Any, most_q: Any, most_k: Any, dropout_p: float, is_causal: bool, *, scale: float | None = None,
-) -> tuple[Any, Any, Any]:  # fmt: skip
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    out: Tensor,
+    logsumexp: Tensor,
+    seed: Tensor,
+    offset: Tensor,
+    bias: Tensor | None,
+    firsts_q: Tensor | None,
+    firsts_k: Tensor | None,
+    most_q: Any,
+    most_k: Any,
+    dropout_p: float,
+    is_causal: bool,
+    *,
+    scale: float | None = None,
+) -> tuple[Any, Any, Any]:
     """Its gradient: of query, key and value."""
     keys, values = _repeated(query, key, value)
     kept, bias = logsumexp.squeeze(-1), None if bias is None or not bias.numel() else bias
@@ -293,7 +334,7 @@ def cudnn_backward(
     return found  # type: ignore[return-value]
 
 
-def _repeated(query: Any, *shared: Any) -> list[Any]:
+def _repeated(query: Tensor, *shared: Any) -> list[Any]:
     """Keys and values with a head for each of the queries'."""
     repeats = query.shape[1] // shared[0].shape[1]
     return [each.repeat_interleave(repeats, 1) if repeats > 1 else each for each in shared]

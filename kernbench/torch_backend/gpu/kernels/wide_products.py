@@ -31,7 +31,7 @@ RELIES_ON = (
 )  # fmt: skip
 
 _ENGINES = {torch.bfloat16: "amx_bf16", torch.float16: "avx512_fp16"}
-"""Instructions with which torch's own product of a format is faster than a wide one (``python -m benches.wide_products``)."""
+"""Instructions with which torch's own product of a format is faster than a wide one (``kernbench bench wide_products``)."""
 
 _PRODUCTS = (
     "mm", "bmm", "addmm", "baddbmm", "addmv", "mv", "linear", "convolution", "convolution_backward",

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.types import Device
 
 from kernbench.errors import KernbenchError
 from kernbench.memory.history import AllocationHistory, Frames, segments_of
@@ -22,13 +23,13 @@ from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance, fit
 
 
-def _mine(device: Any = None) -> ProcessMemory:
+def _mine(device: Device = None) -> ProcessMemory:
     memory = bound_devices().memory_at(device).mine
     memory.settle()
     return memory
 
 
-def mem_get_info(device: Any = None) -> tuple[int, int]:
+def mem_get_info(device: Device = None) -> tuple[int, int]:
     """``torch.cuda.mem_get_info``: bytes that are unreserved, and all; what CUDA and its libraries take is not free."""
     return _mine(device).told
 
@@ -53,28 +54,28 @@ def _all() -> list[ProcessMemory]:
     return found
 
 
-def memory_stats(device: Any = None) -> dict[str, Any]:
+def memory_stats(device: Device = None) -> dict[str, Any]:
     """Statistics of the process's allocator on a GPU, nested."""
     allocator = _mine(device).allocator
     return allocator.statistics.as_nested_dict(allocator.settings.max_split_size)
 
 
-def reset_peak_memory_stats(device: Any = None) -> None:
+def reset_peak_memory_stats(device: Device = None) -> None:
     """Peaks are what is now."""
     _mine(device).allocator.statistics.reset_peaks()
 
 
-def reset_accumulated_memory_stats(device: Any = None) -> None:
+def reset_accumulated_memory_stats(device: Device = None) -> None:
     """Sums and counts begin anew."""
     _mine(device).allocator.statistics.reset_accumulated()
 
 
-def set_memory_fraction(fraction: float, device: Any = None) -> None:
+def set_memory_fraction(fraction: float, device: Device = None) -> None:
     """Allow the process a share of a GPU's memory."""
     _mine(device).set_fraction(fraction)
 
 
-def get_memory_fraction(device: Any = None) -> float:
+def get_memory_fraction(device: Device = None) -> float:
     """The share that it allows itself."""
     return _mine(device).fraction
 

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from torch.types import Device
+
 from kernbench.torch_backend.gpu.device.devices import bound_devices, current_device
 from kernbench.torch_backend.gpu.memory.memory_names import memory_snapshot
 
@@ -68,7 +70,7 @@ class MemPool:
 
 
 @contextmanager
-def use_mem_pool(pool: MemPool, device: Any = None) -> Iterator[None]:
+def use_mem_pool(pool: MemPool, device: Device = None) -> Iterator[None]:
     """``torch.cuda.use_mem_pool``: for the length of a block, the rank allocates from the pool (on whichever GPU)."""
     host = bound_devices().mine().host
     before, host.memory_pool = host.memory_pool, pool.id[1]

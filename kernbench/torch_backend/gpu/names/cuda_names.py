@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch.cuda._utils import _get_device_index
+from torch.types import Device
 
 from kernbench.cost.work import stated_cost
 from kernbench.topology import Topology
@@ -89,7 +90,7 @@ def current_device_index() -> int:
     return mine.told(mine.index)
 
 
-def set_device(device: Any) -> None:
+def set_device(device: Device) -> None:
     """``torch.cuda.set_device``. Raises ValueError if that is no GPU, or not which."""
     index = _get_device_index(device)
     mine = current_device()
@@ -99,7 +100,7 @@ def set_device(device: Any) -> None:
     mine.host.sip = mine.sip(index)
 
 
-def exchange_device(device: Any) -> int:
+def exchange_device(device: Device) -> int:
     """Make a GPU the current one; the index of the one before."""
     before = current_device_index()
     set_device(device)
@@ -109,7 +110,7 @@ def exchange_device(device: Any) -> int:
 class DeviceGuard:
     """``torch.cuda.device``: another device for the length of a block."""
 
-    def __init__(self, device: Any) -> None:
+    def __init__(self, device: Device) -> None:
         mine = _mine()
         self.idx = mine.told(mine.number(device))
 
@@ -121,7 +122,7 @@ class DeviceGuard:
         _mine().host.sip = self._before
 
 
-def synchronize(device: Any = None) -> None:
+def synchronize(device: Device = None) -> None:
     if are_there():  # an exit handler has kept this function; nothing is under way any more
         mine = _mine()
         mine.number(device)
@@ -156,7 +157,7 @@ def properties_of(topology: Topology, sip: int = 0) -> GpuProperties:
     )  # fmt: skip
 
 
-def _checked(device: Any, words: str = "Invalid device id") -> None:
+def _checked(device: Device, words: str = "Invalid device id") -> None:
     """Raise AssertionError, as torch does before it asks the runtime, if there is no GPU of a number."""
     start()
     index = _get_device_index(device, optional=True)
@@ -164,14 +165,14 @@ def _checked(device: Any, words: str = "Invalid device id") -> None:
         raise AssertionError(words)
 
 
-def get_device_properties(device: Any = None) -> GpuProperties:
+def get_device_properties(device: Device = None) -> GpuProperties:
     mine = current_device()
     if device is not None:
         _checked(device)
     return properties_of(bound_devices().simulation.topology, 0 if mine is None else mine.sip(device))
 
 
-def can_device_access_peer(device: Any, peer_device: Any) -> bool:
+def can_device_access_peer(device: Device, peer_device: Device) -> bool:
     """``torch.cuda.can_device_access_peer``."""
     _checked(device)
     _checked(peer_device, "Invalid peer device id")
@@ -191,12 +192,12 @@ def cudnn_version() -> int | None:
     return CUDNN if bound_devices().simulation.topology.device.target.backend == "cuda" else None
 
 
-def get_device_name(device: Any = None) -> str:
+def get_device_name(device: Device = None) -> str:
     name: str = get_device_properties(device).name
     return name
 
 
-def get_device_capability(device: Any = None) -> tuple[int, int]:
+def get_device_capability(device: Device = None) -> tuple[int, int]:
     properties = get_device_properties(device)
     return properties.major, properties.minor
 
@@ -204,7 +205,7 @@ def get_device_capability(device: Any = None) -> tuple[int, int]:
 # -- random numbers ----------------------------------------------------------------------------------------------------
 
 
-def _generator(device: Any = None) -> torch.Generator:
+def _generator(device: Device = None) -> torch.Generator:
     return _mine().generators.of(bound_devices().number(device))
 
 
@@ -241,11 +242,11 @@ def initial_seed() -> int:
     return _generator().initial_seed()
 
 
-def get_rng_state(device: Any = "cuda") -> torch.Tensor:
+def get_rng_state(device: Device = "cuda") -> torch.Tensor:
     return _generator(device).get_state()
 
 
-def set_rng_state(new_state: torch.Tensor, device: Any = "cuda") -> None:
+def set_rng_state(new_state: torch.Tensor, device: Device = "cuda") -> None:
     _generator(device).set_state(new_state.cpu())
 
 

@@ -11,6 +11,7 @@ import sys
 from typing import Any
 
 import torch
+from torch.types import Device
 
 from kernbench.torch_backend.gpu.device.devices import current_device
 from kernbench.torch_backend.gpu.tensors.placement import block_of_storage, place_storage
@@ -50,7 +51,7 @@ def _device_of(stock: Any) -> Any:
 
 def _new(stock: Any) -> Any:
     @functools.wraps(stock)
-    def new(cls: type, *args: object, device: Any = None, **kwargs: object) -> Any:
+    def new(cls: type, *args: object, device: Device = None, **kwargs: object) -> Any:
         mine = current_device()
         if mine is None or device is None or (type(device) is not int and torch.device(device).type != "cuda"):
             return stock(cls, *args, **kwargs) if device is None else stock(cls, *args, device=device, **kwargs)

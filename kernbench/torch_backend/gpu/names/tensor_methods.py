@@ -8,6 +8,7 @@ from typing import Any, cast
 
 import torch
 import torch.nn.parameter
+from torch.types import Device
 
 from kernbench.simulation.memory.storages import Block
 from kernbench.simulation.memory.tensor_queries import storage_of, tells_of_looks
@@ -41,9 +42,10 @@ def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
             return _stock_to(tensor, target.dtype, *args[1:], **kwargs)
         return to(tensor, target.device, target.dtype, *args[1:], **kwargs)
     if isinstance(target, torch.Tensor):
-        kind = "cuda" if block_of(target) is not None else "cpu"
-        if kind == "cuda":
-            target = device_of(target)
+        if block_of(target) is None:
+            kind, target = "cpu", torch.device("cpu")
+        else:
+            kind, target = "cuda", device_of(target)
             args = (target, args[0].dtype, *args[1:])
     elif isinstance(target, str | torch.device | int) and not isinstance(target, bool):
         kind = "cuda" if isinstance(target, int) else torch.device(target).type
@@ -114,7 +116,7 @@ def _to_peer(
 
 
 def cuda(
-    tensor: torch.Tensor, device: Any = None, non_blocking: bool = False, memory_format: Any = None
+    tensor: torch.Tensor, device: Device = None, non_blocking: bool = False, memory_format: Any = None
 ) -> torch.Tensor:
     """``Tensor.cuda``."""
     return to(tensor, torch.device("cuda", bound_devices().number(device)), non_blocking=non_blocking)
@@ -220,7 +222,7 @@ def _beside(stock: Callable[..., Any]) -> Callable[..., Any]:
     """A method that makes a tensor where its own is, of what it is given."""
 
     @functools.wraps(stock)
-    def method(tensor: torch.Tensor, *args: object, device: Any = None, **kwargs: object) -> torch.Tensor:
+    def method(tensor: torch.Tensor, *args: object, device: Device = None, **kwargs: object) -> torch.Tensor:
         block = block_of(tensor) if current_device() is not None else None
         if device is None and block is None:
             return stock(tensor, *args, **kwargs)
@@ -360,7 +362,9 @@ def _index_in(target: Any) -> int | None:
     return target if isinstance(target, int) else torch.device(target).index
 
 
-def _with_device(device: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _with_device(
+    device: Device, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments of ``Tensor.to`` with this in the place of the device."""
     if args and not isinstance(args[0], torch.dtype | bool) and isinstance(args[0], str | torch.device | int):
         args = (device, *args[1:])

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.utils._device
+from torch.types import Device
 
 from kernbench.torch_backend.gpu.device.devices import current_device
 from kernbench.torch_backend.gpu.device.generators import GpuGenerator
@@ -88,13 +89,13 @@ class _OfAnyDevice(type):
 
 
 class _StreamKind(_OfAnyDevice):
-    def __call__(cls, device: Any = None, **kwargs: object) -> Any:
+    def __call__(cls, device: Device = None, **kwargs: object) -> Any:
         on_gpu = device is None or type(device) is int or torch.device(device).type == "cuda"
         return cls.simulated(device, **kwargs) if on_gpu else cls.stock(device, **kwargs)
 
 
 class _EventKind(_OfAnyDevice):
-    def __call__(cls, device: Any = None, **kwargs: object) -> Any:
+    def __call__(cls, device: Device = None, **kwargs: object) -> Any:
         on_gpu = device is None or torch.device(device).type == "cuda"
         return cls.simulated(**kwargs) if on_gpu else cls.stock(device, **kwargs)
 
@@ -114,7 +115,7 @@ class _GeneratorKind(type):
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, _stock_generator)
 
-    def __call__(cls, device: Any = "cpu") -> Any:
+    def __call__(cls, device: torch.device | str | int = "cpu") -> Any:
         on_gpu = type(device) is int or torch.device(device).type == "cuda"
         if not on_gpu:
             return _stock_generator(device=device)
@@ -132,7 +133,7 @@ class _TensorKind(type):
     def __instancecheck__(cls, instance: Any) -> bool:
         return isinstance(instance, torch.Tensor) and instance.dtype is cls.dtype and block_of(instance) is not None
 
-    def __call__(cls, *args: object, size: Any = None, device: Any = "cuda") -> Any:
+    def __call__(cls, *args: object, size: Any = None, device: Device = "cuda") -> Any:
         """Of a size, uninitialized, or of data, as torch's own types are called."""
         if len(args) == 1 and isinstance(args[0], torch.Tensor):
             return args[0].to(device, cls.dtype)

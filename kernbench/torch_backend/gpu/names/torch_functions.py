@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.jit import _builtins, _recursive
+from torch.types import Device
 
 from kernbench.simulation.values.known_values import keep
 from kernbench.torch_backend.gpu.device.devices import bound_devices
@@ -130,7 +131,7 @@ def _takes_tensors(stock: Callable[..., Any]) -> Callable[..., Any]:
     """``from_dlpack``, which of a tensor of torch gives that tensor's memory, wherever it is."""
 
     @functools.wraps(stock)
-    def from_dlpack(ext_tensor: Any, *, device: Any = None, copy: bool | None = None) -> Any:
+    def from_dlpack(ext_tensor: Any, *, device: Device = None, copy: bool | None = None) -> Any:
         if not isinstance(ext_tensor, torch.Tensor) or block_of(ext_tensor) is None:
             return stock(ext_tensor, device=device, copy=copy)
         tensor = ext_tensor.detach()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.types import Device
 
 from kernbench.simulation.memory.tensor_queries import storage_of
 from kernbench.torch_backend.gpu.tensors.placement import block_of, components_of
@@ -29,7 +30,7 @@ def pinned(tensor: torch.Tensor) -> torch.Tensor:
     return tensor
 
 
-def is_pinned(tensor: torch.Tensor, device: Any = None) -> bool:
+def is_pinned(tensor: torch.Tensor, device: Device = None) -> bool:
     """``Tensor.is_pinned``; of a sparse tensor: whether what it consists of is."""
     if parts := components_of(tensor):
         return all(map(is_pinned, parts))
@@ -69,7 +70,7 @@ def _is_registered(tensor: torch.Tensor) -> bool:
     return any(address <= begin < address + size for address, size in _registered.items())
 
 
-def pin_memory(tensor: torch.Tensor, device: Any = None) -> torch.Tensor:
+def pin_memory(tensor: torch.Tensor, device: Device = None) -> torch.Tensor:
     """``Tensor.pin_memory``: a copy, unless it is pinned. Raises RuntimeError for a tensor on a GPU."""
     if block_of(tensor) is not None:
         raise RuntimeError(f"cannot pin '{tensor.type()}' only dense CPU tensors can be pinned")
