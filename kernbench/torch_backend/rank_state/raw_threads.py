@@ -38,7 +38,7 @@ def _start(
     well_formed = callable(function) and isinstance(args, tuple) and isinstance(kwargs, dict | None)
     if not is_in_rank() or not well_formed:  # the interpreter refuses what it does not take
         given = (function, args) if kwargs is None else (function, args, kwargs)
-        return _stock(*given)  # type: ignore[no-any-return]
+        return _stock(*given)
     thread = threading.Thread(target=function, args=args, kwargs=kwargs, daemon=True)
     thread.start()
     return thread.ident
