@@ -125,11 +125,17 @@ def load_reference(reference: str) -> Any:
     return found
 
 
-@cache
 def _load_file(text: str) -> object:
     path = resolved(expanded(text))
     if not is_file(path):
         raise FileNotFoundError(f"there is no file {path}")
+    status = path.stat()
+    return _executed(path, (status.st_mtime_ns, status.st_size))
+
+
+@cache  # a file that is given twice is one plugin
+def _executed(path: Path, version: tuple[int, int]) -> object:
+    """The module that a file is; ``version``: when it was changed, and its bytes."""
     spec = spec_from_file_location(path.stem, path)
     assert spec is not None
     assert spec.loader is not None

@@ -67,6 +67,13 @@ def run(*arguments: str) -> Result:
     return kernbench("run", *arguments, "--no-summary", "--nproc-per-node", "2", "program.py")
 
 
+def test_a_file_is_what_it_is_where_and_when_it_is_given(folder: Path) -> None:
+    """Also in a process that has loaded one by the same words."""
+    assert run("--plugin", "greets.py").stdout.count("hello") == 2
+    (folder / "greets.py").write_text(PLUGIN.replace("hello", "good evening"))
+    assert run("--plugin", "greets.py").stdout.count("good evening") == 2
+
+
 def test_a_plugin_and_its_option(folder: Path) -> None:
     result = run("--plugin", "greets.py", "--greeting", "good morning")
     assert result.exit_code == 0, result.output

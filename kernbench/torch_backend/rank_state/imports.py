@@ -4,8 +4,8 @@ Those of torch see stock torch, but for what its own tests are written with.
 
 They keep what they find (``class CudaInterface: Event = torch.cuda.Event``), and would keep a stand-in beyond the simulation.
 So while one of them is executed, the patches are lifted. No other rank runs meanwhile: an import does not switch ranks.
-The tensors that they make for themselves are nobody's operations: ranks share the module, and the first to import it would pay
-for all.
+The tensors that they make for themselves are operations of no rank: ranks share the module, and the first to import it would
+pay for all.
 
 Those whose globals are each rank's are taken in as they are right after their execution.
 """

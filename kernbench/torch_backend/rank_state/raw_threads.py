@@ -1,6 +1,6 @@
 """Threads that a rank's program starts without :mod:`threading`, as some libraries do: they are its daemons.
 
-Only what a thread object begins is given turns (:mod:`.side_threads`). One that came around it would be nobody's: who waits for
+Only what a thread object begins is given turns (:mod:`.side_threads`). One that came around it would take none: what waits for
 it would seem to wait for ever.
 """
 
@@ -27,8 +27,9 @@ RELIES_ON = (
 
 def install(patches: Patches) -> None:
     """Replace what starts a thread that has no object."""
-    patches.set(_thread, "start_new_thread", _start)
-    patches.set(_thread, "start_new", _start)
+    for name in ("start_new_thread", "start_new"):  # the older name goes one day
+        if hasattr(_thread, name):
+            patches.set(_thread, name, _start)
 
 
 def _start(
