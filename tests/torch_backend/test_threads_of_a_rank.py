@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import _thread
 import gc
 import itertools
 import json
@@ -10,7 +9,6 @@ import multiprocessing
 import pickle
 import pkgutil
 import queue
-import subprocess
 import sys
 import threading
 import time
@@ -308,23 +306,3 @@ def test_what_a_rank_prints_of_an_exception_has_its_number_once(capsys: pytest.C
     assert sys.excepthook is before
     lines = [line for line in capsys.readouterr().err.splitlines() if "ValueError: of" in line]
     assert sorted(lines) == [f"[rank{rank}]: ValueError: of {rank}" for rank in range(3)]
-
-
-def test_a_thread_started_without_an_object_is_waited_for(both: Run) -> None:
-    """As pytest-xdist's library does it, for what a process says that it has started."""
-
-    def body() -> Any:
-        said: queue.Queue[Any] = queue.Queue()
-        command = [sys.executable, "-S", "-c", "print(7)"]
-
-        def listen(times: int, *, then: float) -> None:
-            with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as child:
-                assert child.stdout is not None
-                said.put(int(child.stdout.read()) * times + _reduced(then))
-
-        ident = _thread.start_new_thread(listen, (2,), {"then": 1.0})
-        with pytest.raises(TypeError):
-            _thread.start_new_thread(listen, [2])  # type: ignore[arg-type]
-        return [said.get(), ident != threading.get_ident()]
-
-    assert both(body)[0] == [[16.0, True]] * 2

@@ -27,7 +27,7 @@ from kernbench.sim_engine.operation import COMPUTE_STREAM
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.time.rank_threads import Notice, RankThreads
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.rank_state import event_loops, listed_threads, raw_threads, socket_waits, thread_waits
+from kernbench.torch_backend.rank_state import event_loops, listed_threads, socket_waits, thread_waits
 from kernbench.torch_backend.relies_on import Reliance
 
 c10d: Any = torch.distributed.distributed_c10d
@@ -81,7 +81,6 @@ class SideThreads:
         patches.set(_WorkItem, "__init__", self._makes())
         patches.set(_WorkItem, "run", _runs())
         listed_threads.install(patches)
-        raw_threads.install(patches)
         thread_waits.install(patches, self._threads)
         event_loops.install(patches, self._threads)
         socket_waits.install(patches)
