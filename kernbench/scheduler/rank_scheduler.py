@@ -35,6 +35,7 @@ from kernbench.scheduler.standstill import (
     Standstill,
     Stoppable,
     hang_after,
+    lines_to,
     raised_in,
     shown_stack,
     tell,
@@ -205,7 +206,9 @@ class RankScheduler:
             side = next(
                 (each for each in [*self.side_threads.values()] if (each.rank, each.name) == (rank, name)), None
             )
-            stack = "" if side is None else f"\n{shown_stack(frame_of_thread(side.execution.thread_id))}".rstrip()
+            stack = (
+                "" if side is None else f"\n{shown_stack(lines_to(frame_of_thread(side.execution.thread_id)))}".rstrip()
+            )
             tell(
                 f"rank {rank}'s program has ended, and its thread {name!r} goes on: one that is no daemon keeps its process, "
                 f"as in Python (daemon=True){stack}"
@@ -445,7 +448,8 @@ class _Here:
     def stack_of(self, rank: int) -> str:
         """See :class:`Stoppable`."""
         found = self._scheduler.rank(rank)
-        return "" if found is None else shown_stack(self._scheduler.runner.frame_of(found))
+        lines = [] if found is None else lines_to(self._scheduler.runner.frame_of(found))
+        return shown_stack(lines)
 
     def stop(self, error: NoProgressError, attempt: int) -> None:
         """See :class:`Stoppable`. An error of a further thread, which in Python ends that thread alone, is its rank's."""

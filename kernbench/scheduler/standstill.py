@@ -223,20 +223,22 @@ def tell(text: str) -> None:
         stream.flush()
 
 
-def shown_stack(frame: FrameType | None) -> str:
-    """The program's lines among those that lead to a frame, outermost first, as Python shows them; all if none is its.
-
-    The frame, of a thread that may run on, is let go before a file is read: what its variables hold lives as long as it does.
-    """
-    if frame is None:
-        return ""
-    every = [
+def lines_to(frame: FrameType | None) -> list[traceback.FrameSummary]:
+    """The lines that lead to a frame, outermost first. The frame, of a thread that may run on, is not in them, and no file is
+    read: what its variables hold would live as long as it is held."""
+    frames = (
+        islice(traceback.walk_stack(frame), _DEEPEST) if frame is not None else ()
+    )  # endless recursion has millions
+    return [
         traceback.FrameSummary(each.f_code.co_filename, line, each.f_code.co_name, lookup_line=False)
-        for each, line in islice(traceback.walk_stack(frame), _DEEPEST)  # what recurses without end has millions
-    ][::-1]
-    del frame
-    own = [each for each in every if is_programs(each.filename) and each.filename != threading.__file__]
-    return shortened(traceback.StackSummary.from_list(own or every).format())
+        for each, line in frames
+    ][::-1]  # fmt: skip
+
+
+def shown_stack(lines: Sequence[traceback.FrameSummary]) -> str:
+    """The program's lines among these, as Python shows them; all if none is its."""
+    own = [each for each in lines if is_programs(each.filename) and each.filename != threading.__file__]
+    return shortened(traceback.StackSummary.from_list(own or lines).format())
 
 
 def shortened(entries: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ from typing import Any
 from kernbench.errors import HiddenBlockingError
 from kernbench.scheduler.carrier import Baton, Carrier
 from kernbench.scheduler.held_locks import held_lock
-from kernbench.scheduler.standstill import Standstill, shown_stack, tell
+from kernbench.scheduler.standstill import Standstill, lines_to, shown_stack, tell
 from kernbench.scheduler.thread_frames import frame_of_thread
 
 PERIOD = 1.0
@@ -151,7 +151,8 @@ def has_children(process: Path) -> bool:
 
 
 def _stack_of(thread: threading.Thread) -> str:
-    return shown_stack(frame_of_thread(thread.ident))
+    lines = lines_to(frame_of_thread(thread.ident))
+    return shown_stack(lines)
 
 
 def place_of(thread: threading.Thread) -> object:
