@@ -50,7 +50,7 @@ def test_a_signal_ends_what_it_runs(tmp_path: Path, name: str, number: signal.Si
         stderr=subprocess.STDOUT, env={**ENVIRON, "TMPDIR": str(temporary)}, start_new_session=True,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     ) as process:  # fmt: skip
-        # torchrun that is asked to end while it starts its workers may lose one of them: both are waited for
+        # torchrun that is asked to end while it starts its workers loses them: both are waited for
         wanted = 2 if name == "launcher" else 1
         while len(list(tmp_path.glob("began-*"))) < wanted and process.poll() is None:
             time.sleep(0.05)
