@@ -52,6 +52,7 @@ class Patches:
         """The number from which on it was redone."""
         self._lifted = False
         self._in_place = True
+        _placed.add(self)
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Replace ``owner.name``, which ``owner`` may have inherited.
@@ -71,7 +72,6 @@ class Patches:
         """Give ``owner`` a name, which it may have already; if it was not in ``owner`` itself, it will be deleted again."""
         self._made.append(_Replaced(owner, name, vars(owner).get(name, _MISSING), value, next(_numbers)))
         setattr(owner, name, value)
-        _placed.add(self)
 
     @contextmanager
     def lifted(self) -> Iterator[None]:
@@ -95,7 +95,7 @@ class Patches:
             self._in_place = False
             _placed.discard(self)
             covered = self._hand_on()
-            _put_back([each for each in self._made if each.key not in covered])
+            _put_back([each for each in self._made if each.key not in covered] if covered else self._made)
 
     def redo(self) -> bool:
         """After :meth:`undo`: set everything again, in the same order.
@@ -112,15 +112,19 @@ class Patches:
         _placed.add(self)
         return True
 
+    def _since(self, index: int) -> int:
+        """The number from which on one of the attributes has its value."""
+        return max(self._made[index].number, self._again)
+
     def _hand_on(self) -> Collection[tuple[int, str]]:
         """Have those that replaced our values put back what we found; gives the attributes that have theirs."""
-        found: dict[tuple[int, str], Any] = {}
-        given: dict[tuple[int, str], _Replaced] = {}
-        for each in self._made:
-            found.setdefault(each.key, each.stock)
-            given[each.key] = each
-        covered = set()
-        for other in _placed:
+        covered: set[tuple[int, str]] = set()
+        later = [other for other in _placed if other._made and other._since(-1) > self._since(0)] if self._made else []
+        if not later:  # as it is where the last is undone first
+            return covered
+        found = {each.key: each.stock for each in reversed(self._made)}
+        given = {each.key: each for each in self._made}
+        for other in later:
             for index, theirs in enumerate(other._made):
                 ours = given.get(theirs.key)
                 if ours is None or theirs.stock is not ours.value:
