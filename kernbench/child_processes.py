@@ -69,8 +69,11 @@ def _end(children: Sequence[subprocess.Popen[str]]) -> None:
         child.kill()
 
 
-def end_with_fork_parent(parent: int) -> None:
-    """The same as :func:`end_with_parent`, at once, in a fork of the process ``parent``, which may have ended by now."""
+def end_with_fork_parent() -> None:
+    """The same as :func:`end_with_parent`, at once, in a fork by ``multiprocessing``, whose parent may have ended by now."""
     end_with_parent(signal.SIGKILL)
-    if os.getppid() != parent:
+    from multiprocessing import parent_process  # it is there: the process is one of its
+
+    parent = parent_process()
+    if parent is not None and os.getppid() != parent.pid:
         os._exit(1)

@@ -140,15 +140,15 @@ def begun(asked: AskedRuns, schedule: str) -> tuple[Any, Any]:
     answers, mine = context.Pipe(duplex=False)
     sys.stdout.flush()
     sys.stderr.flush()
-    process = context.Process(target=_answer, args=(mine, asked, schedule, os.getpid()))
+    process = context.Process(target=_answer, args=(mine, asked, schedule))
     process.start()
     mine.close()
     return process, answers
 
 
-def _answer(connection: Any, asked: AskedRuns, schedule: str, parent: int) -> None:
+def _answer(connection: Any, asked: AskedRuns, schedule: str) -> None:
     """In a fork."""
-    end_with_fork_parent(parent)
+    end_with_fork_parent()
     try:
         connection.send(_trial(asked, schedule))
     except ConfigError as error:

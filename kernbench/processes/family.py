@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import os
 import select
@@ -14,6 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter  # the machine's own clock: inside ranks the time module shows virtual time
 
+from kernbench.child_processes import end_with_parent
 from kernbench.errors import KernbenchError
 from kernbench.processes.channel import wires
 from kernbench.processes.rank_process import RankProcess, RankProcesses, leave, tell_where
@@ -22,8 +22,6 @@ from kernbench.scheduler.host_effects import with_room
 
 GRACE = 0.8
 """Seconds of wall-clock time that processes have to unwind, all together, once ranks are being unwound."""
-
-_PR_SET_PDEATHSIG = 1
 
 _DESCRIPTORS = 4
 """Files of the parent per rank: both ends of a socket, the stacks of a crash, the process."""
@@ -55,7 +53,7 @@ class Child(RankProcess):
 
     def become(self) -> None:
         """In the new process: it dies with its parent, tells where it was if it crashes, and Ctrl-C is its parent's."""
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        end_with_parent(signal.SIGKILL)
         self.wire, self.theirs = self.theirs, self.wire
         self.theirs.close()
         signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -226,13 +226,13 @@ def tell(text: str) -> None:
 def lines_to(frame: FrameType | None) -> list[traceback.FrameSummary]:
     """The lines that lead to a frame, outermost first. The frame, of a thread that may run on, is not in them, and no file is
     read: what its variables hold would live as long as it is held."""
-    frames = (
-        islice(traceback.walk_stack(frame), _DEEPEST) if frame is not None else ()
-    )  # endless recursion has millions
+    if frame is None:
+        return []
+    found = islice(traceback.walk_stack(frame), _DEEPEST)  # what recurses without end has millions
     return [
         traceback.FrameSummary(each.f_code.co_filename, line, each.f_code.co_name, lookup_line=False)
-        for each, line in frames
-    ][::-1]  # fmt: skip
+        for each, line in found
+    ][::-1]
 
 
 def shown_stack(lines: Sequence[traceback.FrameSummary]) -> str:

@@ -40,7 +40,7 @@ NUMBERS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL)
 @pytest.mark.parametrize("number", NUMBERS, ids=[each.name for each in NUMBERS])
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_signal_ends_what_it_runs(tmp_path: Path, name: str, number: signal.Signals) -> None:
-    """The signal is the command's own: nobody has sent it to the processes that it has started."""
+    """The signal is sent to the command alone, not to the processes that it has started."""
     (tmp_path / "spins.py").write_text(SPINS)
     (tmp_path / "sweep.yaml").write_text("program: spins.py:run\naxes: {n: [1, 2]}\n")
     temporary = tmp_path / "temporary"

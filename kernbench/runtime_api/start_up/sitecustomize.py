@@ -11,12 +11,12 @@ from __future__ import annotations
 import os
 import sys
 from importlib.machinery import PathFinder
-from types import ModuleType
 
 TYPE_CHECKING = False  # typing's own would import typing
 if TYPE_CHECKING:
     from collections.abc import Callable
     from importlib.machinery import ModuleSpec
+    from types import ModuleType
     from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__))

@@ -72,7 +72,7 @@ def _in_32_bits(overload: Any, inside: Any) -> Callable[..., Any]:
     def compute(*args: Any, **kwargs: Any) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
             given = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
-            if not any(is_on_gpu(each) for each in given):
+            if not any(map(is_on_gpu, given)):
                 return overload(*args, **kwargs)
             if inside is not None:
                 return _softmax(overload, inside, *args, **kwargs)
@@ -85,7 +85,7 @@ def _in_32_bits(overload: Any, inside: Any) -> Callable[..., Any]:
 
 def _as_it_is(overload: OpOverload) -> Callable[..., Any]:
     def compute(*args: object, **kwargs: object) -> Any:
-        on_a_gpu = any(isinstance(each, torch.Tensor) and is_on_gpu(each) for each in args)
+        on_a_gpu = any(map(is_on_gpu, args))
         if on_a_gpu and overload._can_decompose():
             return overload.decompose(*args, **kwargs)
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
