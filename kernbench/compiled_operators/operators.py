@@ -1,4 +1,5 @@
-"""A library of operators by its schemas: each is one kernel to the simulation, whatever torch computes its values with.
+"""A library of operators by its schemas: each is one kernel to the simulation, whatever torch computes its values with, or a
+program of others that launches them.
 
 The schemas come from the library of the installed package (:mod:`~kernbench.compiled_operators.schemas`), or from a list. What
 is written here are values, shapes of new results, and costs; each takes the arguments that it names, so that a release with
@@ -38,6 +39,7 @@ class Operators:
         self.values: dict[str, Callable[..., Any]] = {}
         self.shapes: dict[str, Callable[..., Any]] = {}
         self.costs: dict[str, Any] = {}
+        self.programs: dict[str, Callable[..., Any]] = {}
 
     @overload
     def value(self, what: Function) -> Function: ...
@@ -55,6 +57,15 @@ class Operators:
     def shape(self, what: Any) -> Any:
         """Have a function give new results of the right shapes, from tensors of the device ``meta``."""
         return _kept(self.shapes, what)
+
+    @overload
+    def program(self, what: Function) -> Function: ...
+    @overload
+    def program(self, what: str) -> Callable[[Function], Function]: ...
+    def program(self, what: Any) -> Any:
+        """Have a function do what the operator does on the host: what it launches and allocates is recorded, and is all that
+        takes time. It takes arguments by their names in the schema."""
+        return _kept(self.programs, what)
 
     def cost(self, what: Any) -> Any:
         """Have a function say what a call costs: it is given :class:`~kernbench.cost.by_values.CallOperands` and returns
@@ -96,7 +107,9 @@ class Operators:
 
     def _define(self, qualified: str, schema: str, package: str) -> None:
         namespace, _, name = qualified.partition("::")
-        operator = LibraryOperator(qualified, package, self.values.get(name), self.shapes.get(name))
+        program = self.programs.get(name)
+        value = self.values.get(name) if program is None else program
+        operator = LibraryOperator(qualified, package, value, self.shapes.get(name), launches=program is not None)
         define(torch.library.Library(namespace, "FRAGMENT"), namespace, schema, operator)
         if name in self.costs:
             supply(operator_cost(qualified, CostByValues(self.costs[name]), f"the stand-in for {package}"))

@@ -23,7 +23,7 @@ from kernbench.processes.thread_side import ThreadSide
 from kernbench.processes.uplink import Uplink
 from kernbench.scheduler.crew import acts_for_a_rank
 from kernbench.sim_engine import Condition, Operation
-from kernbench.simulation.matching.groups import CallPlan, Communicator
+from kernbench.simulation.matching.groups import USES, CallPlan, Communicator
 from kernbench.simulation.matching.matcher import shapes_given
 from kernbench.simulation.matching.messages import CONNECTION, Message, MessageRoute, note_tail
 from kernbench.simulation.memory.process_memory import ProcessMemory
@@ -272,17 +272,17 @@ class RankSide(Uplink):
 
     def _communicators_of(self, rank: int, name: str, members: tuple[int, ...], is_world: bool) -> Communicator:
         made = self._stock_communicators(rank, name, members, is_world)
-        self._numbers[id(made)] = 2 * len(self._groups)
+        self._numbers[id(made)] = len(self._groups) * len(USES)
         self._groups.append(made)
         self.cast("group", name, members, is_world)
         return made
 
     def _number_of(self, group: Communicator) -> int:
-        """The even numbers are groups, each before its monitors."""
+        """Each group has as many numbers as there are uses of its members."""
         found = self._numbers.get(id(group))
         if found is None:
-            at = next(at for at, each in enumerate(self._groups) if each.monitors is group)
-            found = self._numbers[id(group)] = 2 * at + 1
+            at = next(at for at, each in enumerate(self._groups) if each.companion(group.use) is group)
+            found = self._numbers[id(group)] = at * len(USES) + group.use
         return found
 
     def _bring(

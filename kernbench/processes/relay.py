@@ -30,7 +30,7 @@ from kernbench.processes.uplink import SETTLE
 from kernbench.scheduler import RaisedElsewhere, SideThread
 from kernbench.scheduler.execution import InGreenlet
 from kernbench.sim_engine import Condition, Operation
-from kernbench.simulation.matching.groups import Arrival, Communicator, Signature
+from kernbench.simulation.matching.groups import USES, Arrival, Communicator, Signature
 from kernbench.simulation.matching.messages import Message, MessageRoute, note_tail
 from kernbench.simulation.ranks.locations import Location
 from kernbench.simulation.ranks.training_steps import StepEnd
@@ -547,9 +547,9 @@ class Relay:
         self._groups.append(self._simulation.world.communicators.of(self._rank, name, members, is_world))
 
     def _group_of(self, number: int) -> Communicator:
-        """The even numbers are groups, each before its monitors."""
-        group = self._groups[number // 2]
-        return group.monitors if number % 2 else group
+        """Each group has as many numbers as there are uses of its members."""
+        at, use = divmod(number, len(USES))
+        return self._groups[at].companion(use)
 
     def _made(
         self, number: int, fields: _Fields, clock: float, stream: str, sip: int, brought: Brought | None

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kernbench.compiled_operators.vllm import caches, core, quantised
+from kernbench.compiled_operators.vllm import caches, core, peers, quantised
 
 operators = core.operators
 
-PARTS = (core, caches, quantised)
+PARTS = (core, caches, peers, quantised)
 """The modules that define them."""

@@ -19,6 +19,11 @@ from kernbench.simulation.ranks.locations import Location
 from kernbench.simulation.values.collective_cells import Cells
 from kernbench.simulation.values.collective_values import Brought
 
+USES = (("{}", "{}"), ("{} (monitored)", "{}"), ("symmetric memory of {}", "{} symm_mem"))
+"""What the members of a group communicate for, each with a communicator of its own: its name and stream, by the group's."""
+
+_MONITORS, _PEERS = 1, 2
+
 _MOST_PLANS = 4096
 """Signatures of a group's calls that are remembered."""
 
@@ -177,6 +182,7 @@ class Communicator:
         made: whether the library has made it: NCCL does in the first call, of which all members must be.
         joined: members that have called something, until it is made.
         sips: that its members drove when they last met.
+        use: which of the :data:`USES` it is for.
         calls: plans by what process groups know of a call before its signature.
     """
 
@@ -201,7 +207,8 @@ class Communicator:
         self._numbered: list[Numbered] = []
         self._number = ""
         self._mine: Numbered | None = None
-        self._monitors: Communicator | None = None
+        self.use = 0
+        self._companions: dict[int, Communicator] = {}
         self._sips: dict[int, tuple[int, Location]] = {}
         self.sips: tuple[int, ...] = ()
         self._plans: dict[Signature, CallPlan] = {}
@@ -236,9 +243,22 @@ class Communicator:
     @property
     def monitors(self) -> Communicator:
         """The same members, for barriers that are no collectives of the group: messages that rank 0 gets of the others."""
-        if self._monitors is None:
-            self._monitors = Communicator(f"{self.name} (monitored)", self.ranks, self.stream, self.players)
-        return self._monitors
+        return self.companion(_MONITORS)
+
+    @property
+    def peers(self) -> Communicator:
+        """The same members, for collectives in each other's memory: on a stream apart from the library's."""
+        return self.companion(_PEERS)
+
+    def companion(self, use: int) -> Communicator:
+        """The communicator of the same members for one of the :data:`USES`; the group itself for 0."""
+        found = self._companions.get(use) if use else self
+        if found is None:
+            name, stream = USES[use]
+            found = Communicator(name.format(self.name), self.ranks, stream.format(self.stream), self.players)
+            found.use = use
+            self._companions[use] = found
+        return found
 
     @property
     def size(self) -> int:

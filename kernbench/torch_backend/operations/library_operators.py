@@ -1,6 +1,7 @@
-"""Operators that a compiled library would define, each of them one kernel to the simulation: what torch calls for them.
+"""Operators that a compiled library would define: what torch calls for them. Each is one kernel to the simulation, or a program
+that launches others.
 
-Their values, where there are any, are computed with torch's operations, of which nothing is recorded.
+Values of a kernel, where there are any, are computed with torch's operations, of which nothing is recorded.
 """
 
 from __future__ import annotations
@@ -33,15 +34,23 @@ class LibraryOperator:
         value: computes what it gives, or writes; None: it has no values.
         library: of torch, in which it is defined: it lasts as long as this.
         shape: gives new results of the right shapes; None: its schema says all, or ``value`` is shown tensors without values.
+        launches: whether ``value`` is a program, of which each operation is recorded, and nothing else.
     """
 
     def __init__(
-        self, name: str, package: str, value: Callable[..., Any] | None, shape: Callable[..., Any] | None
+        self,
+        name: str,
+        package: str,
+        value: Callable[..., Any] | None,
+        shape: Callable[..., Any] | None,
+        *,
+        launches: bool = False,
     ) -> None:
         self.name = name
         self.package = package
         self.value = value
         self.shape = shape
+        self.launches = launches
         self.library: torch.library.Library | None = None
         self._arguments: list[tuple[str, Any]] = []
         self._returned: list[str | None] = []
@@ -76,6 +85,8 @@ class LibraryOperator:
                 f"{self.name} of {self.package} has no values in its stand-in: run without data (--no-data, "
                 f"enable_data=False), or give it some ({HOW_TO})"
             )
+        if self.launches:
+            return _called(self.value, given)
         simulation = current_simulation()  # what it looks at is on the GPU, where it computes: the host reads nothing
         with nullcontext() if simulation is None else simulation.hosts.current().as_one():
             return _called(self.value, given)

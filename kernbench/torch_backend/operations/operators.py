@@ -103,7 +103,8 @@ def classify(func: Any) -> int:
     if namespace not in _TORCHS_OWN:
         if not _takes_or_gives_tensors(schema):
             return SKIP
-        return COMPUTE if func.name() in TABLE else CUSTOM
+        compiled = TABLE.get(func.name())
+        return CUSTOM if compiled is None else COMPOSITE if compiled.launches else COMPUTE
     if any(each.alias_info is not None and not each.alias_info.is_write for each in schema.returns):
         return VIEW
     return COMPUTE
@@ -240,7 +241,7 @@ class TorchOperator:
             self.title = self.name
         matrix = is_matrix_operation(self.name)
         compiled = TABLE.get(func.name())
-        self.one_kernel = compiled is not None
+        self.one_kernel = compiled is not None and not compiled.launches
         self.without_values = compiled is not None and compiled.value is None
         self.multiplies = self.kind == CUSTOM or matrix or self.one_kernel or formula_of(func) is not None
         self.check = refusal_of(func)
@@ -387,6 +388,9 @@ class TorchOperator:
             return _implementation(func)(*args, **kwargs)
         if on_gpu and func.name() in COMPOSED:
             return COMPOSED[func.name()](*args, **kwargs)
+        compiled = TABLE.get(func.name())
+        if compiled is not None and compiled.launches:
+            return compiled(*args, **kwargs)
         if self.kind == COMPOSITE and func._can_decompose():
             return func.decompose(*args, **kwargs)
         given = [

@@ -9,7 +9,6 @@ links when it is touched is known by where it is.
 from __future__ import annotations
 
 import math
-import weakref
 from collections import defaultdict
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from types import ModuleType
@@ -29,7 +28,7 @@ from kernbench.torch_backend.operations.filling import fill_fresh
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 from kernbench.torch_backend.symmetric_memory import operations as symmetric_ops
-from kernbench.torch_backend.symmetric_memory.handle import Handle, Part
+from kernbench.torch_backend.symmetric_memory.handle import FarPart, Handle, Part
 from kernbench.triton_engine.signals import Words
 
 if TYPE_CHECKING:
@@ -123,7 +122,6 @@ class SymmetricMemory:
         self._pad_sizes: dict[int | None, int] = {}
         self._meetings: dict[tuple[Communicator, int], _Meeting] = {}
         self._calls: defaultdict[tuple[Communicator, int | None], int] = defaultdict(int)
-        self._channels: weakref.WeakKeyDictionary[Communicator, Communicator] = weakref.WeakKeyDictionary()
         self._persistent: dict[tuple[int | None, int], torch.Tensor] = {}
         self._allocated = False
 
@@ -247,11 +245,20 @@ class SymmetricMemory:
     def _meet(self, part: Part, group: SimProcessGroup, offset: int) -> Handle:
         communicator = group.communicator
         self.simulation.hosts.need(communicator.ranks, "symmetric memory")
-        if self.simulation.world.apart:
-            raise KernbenchError(
-                "symmetric memory: ranks that are processes have no memory in common: run with isolation='carrier'"
-            )
         self._require_reach(group)
+        part.meetings[communicator] = parts = (
+            self._parts_apart(part, group) if self.simulation.world.apart else self._parts_here(part, group)
+        )
+        return Handle(self.simulation, group, parts, offset)
+
+    def _parts_apart(self, part: Part, group: SimProcessGroup) -> list[Part | FarPart]:
+        """Of members that are processes: that of this one, and whose the others are."""
+        group.barrier().wait()
+        return [part if rank == self.rank() else FarPart(rank) for rank in group.communicator.ranks]
+
+    def _parts_here(self, part: Part, group: SimProcessGroup) -> list[Part]:
+        """Of members in this process."""
+        communicator = group.communicator
         number = self._calls[communicator, self.rank()]
         self._calls[communicator, self.rank()] += 1
         meeting = self._meetings.setdefault((communicator, number), _Meeting())
@@ -268,12 +275,10 @@ class SymmetricMemory:
                     f"rendezvous on {communicator.name}: rank 0 of the group brings {sizes[0]} {what} and rank {other} "
                     f"brings {sizes[other]}: symmetric memory has the same size everywhere"
                 )
-        part.meetings[communicator] = parts
-        handle = Handle(self.simulation, group, parts, offset)
         meeting.left += 1
         if meeting.left == group.size():
             del self._meetings[communicator, number]
-        return handle
+        return parts
 
     def _require_reach(self, group: SimProcessGroup) -> None:
         """Loads and stores reach the SIPs of a node; what goes further takes a library."""
@@ -284,19 +289,6 @@ class SymmetricMemory:
                 f"rendezvous on {group.communicator.name}: its ranks are on {len(nodes)} nodes, whose GPUs cannot address each "
                 "other's memory. Use a group inside a node, or symm_mem.set_backend('NVSHMEM')"
             )
-
-    # -- for handles and operations ----------------------------------------------------------------------------------
-
-    def channel_of(self, group: SimProcessGroup) -> Communicator:
-        """What the members of a group post the operations of symmetric memory to: a stream apart from its collectives'."""
-        communicator = group.communicator
-        found = self._channels.get(communicator)
-        if found is None:
-            name = f"symmetric memory of {communicator.name}"
-            found = self._channels[communicator] = Communicator(
-                name, communicator.ranks, f"{communicator.stream} symm_mem"
-            )
-        return found
 
     def _place(self, flat: torch.Tensor, where: torch.device) -> None:
         place_shared(flat, self.devices.memory_at(where))

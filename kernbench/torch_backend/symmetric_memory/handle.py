@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from kernbench.errors import KernbenchError
 from kernbench.sim_engine.operation import Operation
 from kernbench.simulation.launches.signal_launch import Swap, submit_signals
 from kernbench.simulation.matching.groups import Communicator
@@ -31,6 +32,10 @@ RELIES_ON = (
         holds=lambda strides: tuple(strides((2, 3))) == (3, 1),
     ),
 )  # fmt: skip
+
+
+_NOWHERE = 0
+"""The address of a buffer in another process: a kernel that goes there is refused."""
 
 
 class Part:
@@ -52,7 +57,7 @@ class Part:
         self.nbytes = storage.nbytes()
         self.pad = pad
         self.group_name = group_name
-        self.meetings: dict[Communicator, list[Part]] = {}
+        self.meetings: dict[Communicator, Sequence[Part | FarPart]] = {}
         self.tables: dict[tuple[Communicator, str], torch.Tensor] = {}
         self._storage = weakref.ref(storage)  # which has this as an attribute
 
@@ -67,6 +72,32 @@ class Part:
         return storage
 
 
+class FarPart:
+    """The allocation of a rank that is another process: collectives are posted of it, and nothing here can address it.
+
+    Attributes:
+        rank: of the world.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def storage(self) -> Any:
+        """Raises KernbenchError: it is in no memory of this process."""
+        raise self._out_of_reach("buffer")
+
+    @property
+    def pad(self) -> torch.Tensor:
+        """Raises KernbenchError: it is in no memory of this process."""
+        raise self._out_of_reach("signal pad")
+
+    def _out_of_reach(self, what: str) -> KernbenchError:
+        return KernbenchError(
+            f"symmetric memory: the {what} of rank {self.rank} is out of reach: ranks that are processes have no memory in "
+            "common, and meet in the collectives of torch.ops.symm_mem alone. Run with isolation='carrier'"
+        )
+
+
 class Handle:
     """What ``rendezvous`` returns: torch's ``_SymmetricMemory`` of one rank.
 
@@ -75,11 +106,16 @@ class Handle:
         offset: bytes from the start of the allocation to the tensor that was brought.
     """
 
-    def __init__(self, simulation: Simulation, group: SimProcessGroup, parts: list[Part], offset: int) -> None:
+    def __init__(
+        self, simulation: Simulation, group: SimProcessGroup, parts: Sequence[Part | FarPart], offset: int
+    ) -> None:
+        own = parts[group.rank()]
+        assert isinstance(own, Part)
         self._simulation = simulation
         self._group = group
         self._parts = parts
-        self._storages = [part.storage() for part in parts]
+        self._own = own
+        self._kept = [part.storage() for part in parts if isinstance(part, Part)]
         self.rank: int = group.rank()
         self.world_size: int = group.size()
         self.offset = offset
@@ -104,22 +140,22 @@ class Handle:
     @property
     def device(self) -> torch.device:
         """The GPU of this rank."""
-        return torch.device("cuda", self._parts[self.rank].device)
+        return torch.device("cuda", self._own.device)
 
     @property
     def buffer_size(self) -> int:
         """Bytes of each member's buffer."""
-        return self._parts[self.rank].nbytes
+        return self._own.nbytes
 
     @property
     def signal_pad_size(self) -> int:
         """Bytes of each member's signal pad."""
-        return self._parts[self.rank].pad.nbytes
+        return self._own.pad.nbytes
 
     @property
     def buffer_ptrs(self) -> list[int]:
         """Addresses of all members' buffers."""
-        return [storage.data_ptr() for storage in self._storages]
+        return [part.storage().data_ptr() for part in self._parts]
 
     @property
     def signal_pad_ptrs(self) -> list[int]:
@@ -137,11 +173,10 @@ class Handle:
         return self._table("signal pads", self.signal_pad_ptrs)
 
     def _table(self, what: str, addresses: Sequence[int]) -> int:
-        part = self._parts[self.rank]
-        key = (self._group.communicator, what)
-        if key not in part.tables:
-            part.tables[key] = self._readable(addresses)
-        return part.tables[key].data_ptr()
+        tables, key = self._own.tables, (self._group.communicator, what)
+        if key not in tables:
+            tables[key] = self._readable(addresses)
+        return tables[key].data_ptr()
 
     def has_multicast_support(self) -> bool:
         """Whether there is a switch."""
@@ -152,7 +187,8 @@ class Handle:
         """Address through which ``multimem`` instructions reach all members' buffers; 0 where no switch multicasts."""
         if not self.has_multicast_support():
             return 0
-        return self._simulation.kernels.memory.multicast.address_of(self.buffer_ptrs, self.buffer_size)
+        near = [part.storage().data_ptr() if isinstance(part, Part) else _NOWHERE for part in self._parts]
+        return self._simulation.kernels.memory.multicast.address_of(near, self.buffer_size)
 
     # -- tensors -----------------------------------------------------------------------------------------------------
 
@@ -165,7 +201,7 @@ class Handle:
                 f"get_buffer: {tuple(sizes)} of {dtype} at offset {storage_offset} take {needed} bytes, and the buffer has "
                 f"{self.buffer_size}"
             )
-        return _tensor(self._storages[rank], dtype, storage_offset, sizes)
+        return _tensor(self._parts[rank].storage(), dtype, storage_offset, sizes)
 
     def get_remote_tensor(self, peer: int, sizes: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """The tensor at ``peer`` that lies where the one that was brought lies here."""

@@ -43,9 +43,6 @@ class Meetings(Protocol):
     def rendezvous(self, tensor: torch.Tensor, group_name: str) -> object:
         """Meet the others of a group over a tensor; None if it is not in symmetric memory."""
 
-    def channel_of(self, group: SimProcessGroup) -> Communicator:
-        """What the members of a group post these operations to."""
-
 
 NAMESPACE = "symm_mem"
 
@@ -353,17 +350,26 @@ class _Operations:
         dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
         """Meet the other members in a collective; the current stream waits for it."""
-        simulation = self._simulation
-        simulation.values.settle_stream()
         shape = None if shape_of is None else tuple(shape_of.shape)
         kind = dtype if shape_of is None else shape_of.dtype
         signature = Signature(op, shape, kind, None if reduction is None else reduction.value, None, algorithm)
-        channel = self._memory.channel_of(group)
-        with torch.no_grad():
-            simulation.wait_on_stream(
-                simulation.matcher.post(simulation.hosts.current(), channel.plan(signature), inputs, outputs)
-            )
+        post(self._simulation, group.communicator.peers, signature, inputs, outputs)
         return result
 
 
-__all__ = ["MODULE", "StreamWrites", "operations", "register"]
+def post(
+    simulation: Simulation,
+    peers: Communicator,
+    signature: Signature,
+    inputs: Sequence[torch.Tensor],
+    outputs: Sequence[torch.Tensor],
+) -> None:
+    """The current rank's part of a collective in the memory of its peers; the current stream waits for it."""
+    simulation.values.settle_stream()
+    with torch.no_grad():
+        simulation.wait_on_stream(
+            simulation.matcher.post(simulation.hosts.current(), peers.plan(signature), inputs, outputs)
+        )
+
+
+__all__ = ["MODULE", "StreamWrites", "operations", "post", "register"]
