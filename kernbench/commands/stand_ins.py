@@ -53,8 +53,8 @@ def command(name: str | None) -> None:
     for module, reference in stand_in.libraries.items():
         operators, schemas = _of_module(module, reference)
         click.echo(module)
-        for operator in sorted({*schemas, *operators.values, *operators.costs}):
-            marks = ("v" if operator in operators.values else "-") + ("c" if operator in operators.costs else "-")
+        for operator in sorted({*schemas, *operators.computed, *operators.priced}):
+            marks = ("v" if operator in operators.computed else "-") + ("c" if operator in operators.priced else "-")
             click.echo(
                 f"  {marks} {operator}" + ("" if not schemas or operator in schemas else " (not in what is installed)")
             )
@@ -86,7 +86,7 @@ def _summary(stand_in: StandIn) -> Iterator[str]:
 
 
 def _counts(operators: Operators) -> str:
-    return f"{len(operators.values)} with values, {len(operators.costs)} with costs"
+    return f"{len(operators.computed)} with values, {len(operators.priced)} with costs"
 
 
 def _functions(stand_in: StandIn) -> Iterator[tuple[str, list[str]]]:

@@ -41,6 +41,16 @@ class Operators:
         self.costs: dict[str, Any] = {}
         self.programs: dict[str, Callable[..., Any]] = {}
 
+    @property
+    def computed(self) -> set[str]:
+        """Names of those that have values: of a program, those of what it launches."""
+        return {*self.values, *self.programs}
+
+    @property
+    def priced(self) -> set[str]:
+        """Names of those that have costs: of a program, those of what it launches."""
+        return {*self.costs, *self.programs}
+
     @overload
     def value(self, what: Function) -> Function: ...
     @overload

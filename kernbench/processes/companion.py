@@ -8,6 +8,7 @@ This module imports nothing but the standard library's, and is imported by proce
 
 from __future__ import annotations
 
+import _socket
 import json
 import mmap
 import os
@@ -31,8 +32,8 @@ ADDRESS = "KERNBENCH_TIME"
 CALL = struct.Struct("=cQd")
 """What a companion says: what it wants, under which number, until which time (s)."""
 
-TIMER, CANCEL, SPIN = b"t", b"c", b"s"
-"""A limit; that one is not needed any more; a look at memory that another process may write."""
+TIMER, CANCEL, SPIN, TURN = b"t", b"c", b"s", b"g"
+"""A limit; that one is not needed any more; a look at memory that another process may write; what was waited for has come."""
 
 REPORT = b"r"
 """Begins, in JSON, what a companion has to say of an engine's requests."""
@@ -89,7 +90,9 @@ class Companion:
         self._numbers = count(1)
         self._waiting: dict[int, Callable[[], None]] = {}
         self._listens = False
-        self._end = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._end = _socket.socket(
+            socket.AF_UNIX, socket.SOCK_SEQPACKET
+        )  # none of the program's, whose waits are reported
         try:
             self._end.connect("\0" + self._name)
             self._end.send(self._key.encode())
@@ -142,6 +145,16 @@ class Companion:
         """The program looks again and again at what another process may change: return when one may have."""
         self._wait(SPIN, 0.0)
 
+    def go_on(self) -> None:
+        """What this thread has waited for has come: return when the others have done what they can at this time.
+
+        So it finds all that they have sent by then, and of the command's threads one goes on at a time, however quick each is.
+        """
+        if self.open:
+            threads = threading.enumerate()
+            me = threading.current_thread()
+            self._wait(TURN, float(threads.index(me) if me in threads else len(threads)))
+
     def found(self, anything: bool) -> None:
         """A look that does not wait has found something, or nothing: after a few in vain the others have their turns."""
         looks = self._looks
@@ -179,7 +192,7 @@ class Companion:
         except OSError:
             self._over()
 
-    def _listen(self, end: socket.socket) -> None:
+    def _listen(self, end: _socket.socket) -> None:
         """A thread's body: call what was to be called."""
         while True:
             try:

@@ -10,7 +10,9 @@ import asyncio
 import functools
 import os
 import queue
+import select
 import selectors
+import socket
 import subprocess
 import sys
 import threading
@@ -18,6 +20,7 @@ import time
 from _thread import allocate_lock
 from collections.abc import Callable
 from contextlib import suppress
+from multiprocessing import connection
 from typing import Any
 
 from kernbench.processes.companion import ADDRESS, STANDS_FOR, Companion, clocks, stock_clock
@@ -29,6 +32,9 @@ _KEPT = ((threading, "_time", "monotonic"), (queue, "time", "monotonic"), (subpr
 """Modules of Python's that keep a function of ``time`` under another name."""
 
 _SELECTORS: tuple[Any, ...] = (selectors.EpollSelector, selectors.PollSelector)
+_READING: tuple[tuple[Any, str], ...] = (
+    (connection.Connection, "_recv_bytes"), (socket.socket, "accept"), (socket.socket, "recv"), (socket.socket, "recv_into"),
+)  # fmt: skip
 _NO_WAIT = 1
 _INHERITED = object()
 
@@ -94,6 +100,8 @@ def _install(companion: Companion, replaced: list[tuple[Any, str, Any]]) -> None
     _replace(replaced, threading.Condition, "wait", _condition_wait(companion, threading.Condition.wait))
     for selector in _SELECTORS:
         _replace(replaced, selector, "select", _select(companion, selector.select))
+    for owner, name in _READING:
+        _replace(replaced, owner, name, _reading(companion, getattr(owner, name)))
     _replace(replaced, os, "sched_yield", _giving_way(companion, os.sched_yield))
     for name in ("uvloop", "zmq"):
         if (found := sys.modules.get(name)) is not None:
@@ -156,18 +164,20 @@ class _Waiter:
 def _condition_wait(companion: Companion, stock: Callable[..., bool]) -> Callable[..., bool]:
     @functools.wraps(stock)
     def wait(self: Any, timeout: float | None = None) -> bool:
-        if timeout is None or timeout <= 0 or not companion.open:
+        if (timeout is not None and timeout <= 0) or not companion.open:
             return stock(self, timeout)
         if not self._is_owned():
             raise RuntimeError("cannot wait on un-acquired lock")
         waiter = _Waiter()
         self._waiters.append(waiter)
         saved = self._release_save()
-        number = companion.timer(timeout, waiter.expire)
+        number = None if timeout is None else companion.timer(timeout, waiter.expire)
         try:
             waiter.acquire()
+            companion.go_on()
         finally:
-            companion.cancel(number)
+            if number is not None:
+                companion.cancel(number)
             self._acquire_restore(saved)
             told = waiter not in self._waiters
             if not told:
@@ -202,21 +212,61 @@ class _Alarm:
 def _select(companion: Companion, stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def select(self: Any, timeout: float | None = None) -> Any:
-        if timeout is None or timeout <= 0 or not companion.open:
+        if (timeout is not None and timeout <= 0) or not companion.open:
             return stock(self, timeout)
         if found := stock(self, 0):
             return found
-        alarm, waits = _Alarm(companion, timeout), self._selector
-        try:  # of files that were not registered with the selector itself it tells nothing
-            waits.register(alarm.file, selectors.EVENT_READ)
-            try:
-                return stock(self, None)
+        if timeout is None:
+            stock(self, None)
+        else:
+            alarm, waits = _Alarm(companion, timeout), self._selector
+            try:  # of files that were not registered with the selector itself it tells nothing
+                waits.register(alarm.file, selectors.EVENT_READ)
+                try:
+                    stock(self, None)
+                finally:
+                    waits.unregister(alarm.file)
             finally:
-                waits.unregister(alarm.file)
-        finally:
-            alarm.close()
+                alarm.close()
+        companion.go_on()
+        return stock(self, 0)
 
     return select
+
+
+def _reading(companion: Companion, stock: Callable[..., Any]) -> Callable[..., Any]:
+    """A method that reads what another process writes, of a connection or a socket, and waits until something is there."""
+
+    @functools.wraps(stock)
+    def read(self: Any, *args: object, **kwargs: object) -> Any:
+        limit = self.gettimeout() if isinstance(self, socket.socket) else None
+        if companion.open and limit != 0 and not _await_readable(companion, self.fileno(), limit):
+            raise TimeoutError("timed out")
+        return stock(self, *args, **kwargs)
+
+    return read
+
+
+def _await_readable(companion: Companion, file: int, limit: float | None) -> bool:
+    """Wait until something is there to read; False if ``limit`` seconds have passed before."""
+    if file < 0:  # it is closed, which reading it says
+        return True
+    waiting = select.poll()
+    waiting.register(file, select.POLLIN)
+    if waiting.poll(0):
+        return True
+    if limit is None:
+        waiting.poll()
+    else:
+        alarm = _Alarm(companion, limit)
+        try:
+            waiting.register(alarm.file, select.POLLIN)
+            waiting.poll()
+            waiting.unregister(alarm.file)
+        finally:
+            alarm.close()
+    companion.go_on()
+    return bool(waiting.poll(0))
 
 
 def _giving_way(companion: Companion, stock: Callable[[], None]) -> Callable[[], None]:
@@ -233,20 +283,25 @@ def _giving_way(companion: Companion, stock: Callable[[], None]) -> Callable[[],
 def _zmq_poll(companion: Companion, poller: Any, stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def poll(self: Any, timeout: float | None = None) -> Any:
-        if timeout is None or timeout < 0 or not companion.open:
+        if not companion.open:
             return stock(self, timeout)
         found = stock(self, 0)
         if found or timeout == 0:
             companion.found(bool(found))
             return found
-        alarm, with_it = _Alarm(companion, timeout / 1e3), poller()
-        try:
-            for each, events in self.sockets:
-                with_it.register(each, events)
-            with_it.register(alarm.file, _NO_WAIT)
-            return [each for each in stock(with_it, None) if each[0] != alarm.file]
-        finally:
-            alarm.close()
+        if timeout is None or timeout < 0:
+            stock(self, timeout)
+        else:
+            alarm, with_it = _Alarm(companion, timeout / 1e3), poller()
+            try:
+                for each, events in self.sockets:
+                    with_it.register(each, events)
+                with_it.register(alarm.file, _NO_WAIT)
+                stock(with_it, None)
+            finally:
+                alarm.close()
+        companion.go_on()
+        return stock(self, 0)
 
     return poll
 
@@ -254,14 +309,19 @@ def _zmq_poll(companion: Companion, poller: Any, stock: Callable[..., Any]) -> C
 def _zmq_recv(companion: Companion, zmq: Any, stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def recv(self: Any, flags: int = 0, *args: object, **kwargs: object) -> Any:
-        if not flags & _NO_WAIT or not companion.open:
+        if not companion.open:
             return stock(self, flags, *args, **kwargs)
         try:
-            came = stock(self, flags, *args, **kwargs)
+            came = stock(self, flags | _NO_WAIT, *args, **kwargs)
         except zmq.Again:
+            if not flags & _NO_WAIT:
+                came = stock(self, flags, *args, **kwargs)
+                companion.go_on()
+                return came
             companion.found(False)
             raise
-        companion.found(True)
+        if flags & _NO_WAIT:
+            companion.found(True)
         return came
 
     return recv

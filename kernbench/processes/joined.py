@@ -108,7 +108,10 @@ class Company(RankProcesses):
             if descriptor in self.await_one([descriptor, *keeper.descriptors], pause if keeper.active else None):
                 return True
             if not keeper.take() and keeper.active and keeper.stands_still():
-                return None
+                if not keeper.give_turn():
+                    return None
+                pause = SHORTEST
+                continue
             pause = min(2 * pause, LONGEST)
         return bool(self.await_one([descriptor]))
 

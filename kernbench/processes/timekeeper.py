@@ -95,6 +95,7 @@ class Timekeeper:
         self._companions: dict[int, _Companion] = {}
         self._limits: list[tuple[float, int, _Companion, int]] = []
         self._held: list[tuple[_Companion, int]] = []
+        self._turns: list[tuple[_Companion, int, int]] = []
         self._serial = count()
         self._looked = 0
         self._stirred = True
@@ -172,6 +173,7 @@ class Timekeeper:
                 each.socket.close()
                 each.limits.clear()
                 self._held = [item for item in self._held if item[0] is not each]
+                self._turns = [item for item in self._turns if item[0] is not each]
                 return heard
             if said[:1] == protocol.REPORT:
                 name, *args = json.loads(said[1:])
@@ -192,8 +194,11 @@ class Timekeeper:
         elif what == protocol.CANCEL:
             each.limits.discard(number)
             self._held = [item for item in self._held if item != (each, number)]
+            self._turns = [item for item in self._turns if item[:2] != (each, number)]
         elif what == protocol.SPIN:
             self._held.append((each, number))
+        elif what == protocol.TURN:
+            self._turns.append((each, number, int(until)))
 
     # -- while a world runs, in main -----------------------------------------------------------------------------------
 
@@ -212,6 +217,8 @@ class Timekeeper:
         self.show()
         while True:
             self._await_stillness()
+            if self.give_turn():
+                continue
             if self._let_back():
                 return True
             if not self._let_look():
@@ -243,6 +250,20 @@ class Timekeeper:
     def stands_still(self) -> bool:
         """Whether none of the processes does anything, at one moment, and all that they have said has been heard."""
         return not self.take() and not self._stillness.at_work() and not self.take()
+
+    def give_turn(self) -> bool:
+        """All stand still: let the first go on of the companions' threads for which something has come; False if there is none.
+
+        Companions are in the order in which they have come, threads of one in that in which it has started them.
+        """
+        if not self._turns:
+            return False
+        places = {id(each): place for place, each in enumerate(self._companions.values())}
+        turn = min(self._turns, key=lambda item: (places[id(item[0])], item[2], item[1]))
+        self._turns.remove(turn)
+        self.stir()
+        turn[0].tell(turn[1])
+        return True
 
     def _await_stillness(self) -> None:
         pause, since, noticed = SHORTEST, perf_counter(), NOTICE
@@ -298,9 +319,9 @@ class Timekeeper:
         self._looked += 1
         held, self._held = self._held, []
         self.stir(look=True)
-        for each, number in held:
+        for each, number in held:  # one after the other: what one writes others may look at
             each.tell(number)
-        if held:
+            self._stirred = True
             self._await_stillness()
         return True
 
@@ -338,7 +359,7 @@ class Timekeeper:
             self._pause = min(2 * self._pause, LONGEST)
             return self._pause
         self._pause = SHORTEST
-        if self._let_look():
+        if self.give_turn() or self._let_look():
             return 0.0
         self._schedule()
         if self._engine.step():

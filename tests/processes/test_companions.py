@@ -210,6 +210,69 @@ if __name__ == "__main__":
     asyncio.run(main())
 """
 
+# Two messages at one virtual moment, the machine at work between them: a server answers how many it has found
+BATCHES = """
+import asyncio, multiprocessing as mp, os, queue, socket, sys, threading, time
+import aiohttp
+
+def work(seconds=0.03):
+    begin = os.times()
+    while sum(os.times()[:2]) < sum(begin[:2]) + seconds:
+        pass
+
+def serve(pipe, port):
+    arrived = queue.Queue()
+    def listen():
+        while (said := pipe.recv()) is not None:
+            arrived.put(said)
+        arrived.put(None)
+    threading.Thread(target=listen).start()
+    pipe.send("ready")
+    while arrived.get() is not None:
+        work(0.01)
+        found = 1
+        while not arrived.empty():
+            arrived.get()
+            found += 1
+        pipe.send(found)
+    with socket.create_connection(("127.0.0.1", port)) as end:
+        while (said := end.recv(100)):
+            work(0.01)
+            end.sendall(b"%d" % len(said))
+
+async def talk(ours):
+    loop = asyncio.get_running_loop()
+    end, _ = await loop.sock_accept(ours)
+    for _ in range(3):
+        for _ in range(2):
+            await loop.sock_sendall(end, b"x")
+            work()
+        print(int(await loop.sock_recv(end, 100)))
+    end.settimeout(10)
+    begin = time.perf_counter()
+    try:
+        end.recv(100)
+    except TimeoutError:
+        print(time.perf_counter() - begin)
+    end.close()
+
+if __name__ == "__main__":
+    with socket.create_server(("127.0.0.1", 0)) as ours:
+        mine, theirs = mp.Pipe()
+        server = mp.get_context("spawn").Process(target=serve, args=(theirs, ours.getsockname()[1]))
+        server.start()
+        mine.recv()
+        for _ in range(3):
+            for _ in range(2):
+                mine.send("a request")
+                work()
+            print(mine.recv())
+        mine.send(None)
+        ours.setblocking(False)
+        asyncio.run(talk(ours))
+        server.join()
+"""
+
 LIMITS = """
 import aiohttp, asyncio, queue, select, selectors, subprocess, threading, time
 from concurrent.futures import ThreadPoolExecutor
@@ -292,6 +355,13 @@ def test_a_server_over_sockets_and_its_clients(tmp_path: Path) -> None:
     assert first[1][2] == pytest.approx(alone, abs=1e-5)
     assert first[2][2] == first[3][2] == pytest.approx(0.045)
     assert _run(tmp_path, SOCKETS) == first
+
+
+def test_what_is_sent_at_one_time_is_found_at_once(tmp_path: Path) -> None:
+    """A process goes on when all others have done what they can, however quick it is beside them."""
+    *found, waited = _output(tmp_path, BATCHES).split()
+    assert found == ["2"] * 6
+    assert float(waited) == pytest.approx(10, abs=1e-6), "the limit of a socket is virtual"
 
 
 def test_limits_of_waits_are_virtual(tmp_path: Path) -> None:

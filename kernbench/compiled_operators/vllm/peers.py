@@ -4,7 +4,7 @@ Each is posted as a collective by the direct algorithm that its kernel is, and v
 all-reduce of two GPUs takes one step, and so does a short one of up to eight; a longer one takes two. What is not registered is
 copied into the rank's buffer first.
 
-A buffer is told to the others by a handle, whose bytes say whose it is; so this works for ranks that are processes, too.
+A buffer's handle says whose it is; so this works for ranks that are processes, too.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _ONE_STEP = {2: 1 << 62, 4: 512 << 10, 8: 256 << 10}
 
 @dataclass
 class _Peers:
-    """What one rank has told its peers, and they it.
+    """What one rank has of its own and of its peers.
 
     Attributes:
         buffers: of this rank, by address.
@@ -130,13 +130,13 @@ def register_buffer(fa: int, ipc_tensors: Sequence[int]) -> None:
 
 @operators.program
 def get_graph_buffer_ipc_meta(fa: int) -> tuple[list[int], list[int]]:
-    """What a graph has captured that peers are to be told of: nothing, since a captured call knows its tensors."""
+    """What a graph has captured that peers have to open: nothing, since a captured call knows its tensors."""
     return [], []
 
 
 @operators.program
 def register_graph_buffers(fa: int, handles: Sequence[Sequence[int]], offsets: Sequence[Sequence[int]]) -> None:
-    """Peers' captured buffers, of which none are told."""
+    """Peers' captured buffers, of which there are none."""
 
 
 @operators.program

@@ -246,19 +246,10 @@ class SymmetricMemory:
         communicator = group.communicator
         self.simulation.hosts.need(communicator.ranks, "symmetric memory")
         self._require_reach(group)
-        part.meetings[communicator] = parts = (
-            self._parts_apart(part, group) if self.simulation.world.apart else self._parts_here(part, group)
-        )
-        return Handle(self.simulation, group, parts, offset)
-
-    def _parts_apart(self, part: Part, group: SimProcessGroup) -> list[Part | FarPart]:
-        """Of members that are processes: that of this one, and whose the others are."""
-        group.barrier().wait()
-        return [part if rank == self.rank() else FarPart(rank) for rank in group.communicator.ranks]
-
-    def _parts_here(self, part: Part, group: SimProcessGroup) -> list[Part]:
-        """Of members in this process."""
-        communicator = group.communicator
+        if self.simulation.world.apart:
+            group.barrier().wait()
+            apart = [part if rank == self.rank() else FarPart(rank) for rank in communicator.ranks]
+            return self._met(part, group, apart, offset)
         number = self._calls[communicator, self.rank()]
         self._calls[communicator, self.rank()] += 1
         meeting = self._meetings.setdefault((communicator, number), _Meeting())
@@ -275,10 +266,15 @@ class SymmetricMemory:
                     f"rendezvous on {communicator.name}: rank 0 of the group brings {sizes[0]} {what} and rank {other} "
                     f"brings {sizes[other]}: symmetric memory has the same size everywhere"
                 )
+        handle = self._met(part, group, parts, offset)
         meeting.left += 1
         if meeting.left == group.size():
             del self._meetings[communicator, number]
-        return parts
+        return handle
+
+    def _met(self, part: Part, group: SimProcessGroup, parts: Sequence[Part | FarPart], offset: int) -> Handle:
+        part.meetings[group.communicator] = parts
+        return Handle(self.simulation, group, parts, offset)
 
     def _require_reach(self, group: SimProcessGroup) -> None:
         """Loads and stores reach the SIPs of a node; what goes further takes a library."""
