@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 import signal
+from collections.abc import Callable
 from functools import partial
 from threading import get_ident, main_thread
 from types import FunctionType, MethodType
@@ -18,9 +19,18 @@ _stock_signal, _stock_getsignal = signal.signal, signal.getsignal
 
 
 class HeldSignals:
-    """A block in which handlers do not run; what has come meanwhile is handled at its end. May be nested."""
+    """A block in which handlers do not run; what has come meanwhile is handled at its end. May be nested.
+
+    Attributes:
+        handles: whether the program has set a handler.
+        begun: called when it sets one.
+        held: called when one is held: the block may wait for long.
+    """
 
     def __init__(self) -> None:
+        self.handles = False
+        self.begun: Callable[[], None] = lambda: None
+        self.held: Callable[[], None] = lambda: None
         self._main = main_thread().ident
         self._depth = 0
         self._come: list[tuple[Any, int]] = []
@@ -42,6 +52,9 @@ class HeldSignals:
         @functools.wraps(_stock_signal)
         def set_handler(signalnum: int, handler: Any) -> Any:
             held = callable(handler) and handler is not signal.default_int_handler
+            if held and not self.handles:
+                self.handles = True
+                self.begun()
             return _given(_stock_signal(signalnum, _Held(self, handler) if held else handler))
 
         @functools.wraps(_stock_getsignal)
@@ -61,6 +74,7 @@ class HeldSignals:
         """A signal has come."""
         if self._depth:
             self._come.append((handler, number))
+            self.held()
         else:
             handler(number, frame)
 

@@ -79,9 +79,9 @@ def relay(simulation: Simulation, members: RankProcesses, keeper: Timekeeper | N
 
     if keeper is not None:
         keeper.serve(members)
-        simulation.drain.hold = partial(_hold, simulation, keeper)
+        simulation.drain.hold, simulation.drain.let_go = partial(_hold, simulation, keeper), keeper.release
         simulation.world.closers.append(partial(keeper.serve, None))
-        simulation.world.closers.append(partial(setattr, simulation.drain, "hold", None))
+        simulation.world.closers += [partial(setattr, simulation.drain, each, None) for each in ("hold", "let_go")]
 
     simulation.waits.resuming, simulation.drain.await_absent = answer_early, await_absent
     simulation.scheduler.apart = members

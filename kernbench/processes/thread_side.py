@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from _thread import allocate_lock
+from collections import deque
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -31,8 +32,9 @@ class ThreadSide:
         self._numbers, self._keys = count(1), count()
         self._awaited: dict[Notice, int] = {}
         self._limits: dict[Notice, float] = {}
-        self._arrivals: list[tuple[object, ...]] = []
-        self._mutex = allocate_lock()
+        self._arrivals: deque[tuple[Any, ...]] = deque()
+        self._mains: Notice | None = None
+        self._interrupted = False
 
     def install(self) -> None:
         """From here on this process's threads are the rank's; the running one is its own."""
@@ -40,6 +42,13 @@ class ThreadSide:
             setattr(self._threads, name, getattr(self, name))
         self._side.turn.number = 0
         self._side.settle = self.settle
+        signals = self._side.signals
+        signals.held, signals.begun = self._interrupt, self._listen_for_signals
+        if signals.handles:
+            self._listen_for_signals()
+
+    def _listen_for_signals(self) -> None:
+        self._side.cast("watch")
 
     def linger(self, rank: int, name: str) -> None:
         """See :meth:`RankThreads.linger`."""
@@ -86,15 +95,35 @@ class ThreadSide:
 
     def wait(self, notice: Notice, seconds: float | None = None) -> bool:
         """See :meth:`RankThreads.wait`."""
+        begin = self.time()
+        while True:
+            left = None if seconds is None else seconds - (self.time() - begin)
+            self._await(notice, left)
+            if notice.told or not self._interrupted or (seconds is not None and self.time() - begin >= seconds):
+                return notice.told
+            self._interrupted = False
+
+    def _await(self, notice: Notice, seconds: float | None) -> None:
         key = self._awaited[notice] = next(self._keys)
         if seconds is not None:
             self._limits[notice] = seconds
+        mains = self._side.turn.number == 0
+        if mains:
+            self._mains, self._interrupted = notice, False
         try:
             self._side.call("await_thread", key, notice.condition.name, seconds)
         finally:
+            if mains:
+                self._mains = None
             del self._awaited[notice]
             self._limits.pop(notice, None)
-        return notice.told
+
+    def _interrupt(self) -> None:
+        """A signal has come while the main thread waits: it goes on in its order, has the handler called, and waits again."""
+        key = None if self._mains is None else self._awaited.get(self._mains)
+        if key is not None:
+            self._interrupted = True
+            self._arrive("tell", key)
 
     def time(self) -> float:
         """See :meth:`RankThreads.time`."""
@@ -116,8 +145,7 @@ class ThreadSide:
             return work()
 
     def _arrive(self, *item: Any) -> None:
-        with self._mutex:
-            self._arrivals.append(item)
+        self._arrivals.append(item)
 
     def settle(self, still: bool) -> list[tuple[Any, ...]]:
         """While no thread has a turn: what those have to say that take none, as soon as they have nothing to do.
@@ -129,8 +157,9 @@ class ThreadSide:
         while not still and self._threads.is_busy(self._listening(looks * LOOK)):
             pause.acquire(timeout=LOOK)
             looks += 1
-        with self._mutex:
-            come, self._arrivals = self._arrivals, []
+        come = []
+        while self._arrivals:
+            come.append(self._arrivals.popleft())
         return come
 
     def _listening(self, waited: float) -> list[int]:

@@ -96,6 +96,7 @@ class Timekeeper:
         self._limits: list[tuple[float, int, _Companion, int]] = []
         self._held: list[tuple[_Companion, int]] = []
         self._turns: list[tuple[_Companion, int, int]] = []
+        self._due: tuple[float, int, _Companion, int] | None = None
         self._serial = count()
         self._looked = 0
         self._stirred = True
@@ -209,8 +210,16 @@ class Timekeeper:
         if not look:
             self._looked, self._asked = 0, False
 
+    def release(self) -> None:
+        """What the simulation does next does not depend on companions: no limit of theirs passes by it. Idempotent."""
+        if self._due is not None:
+            heapq.heappush(self._limits, self._due)
+            self._due = None
+            self._engine.withdraw(self._pass)
+
     def hold(self) -> bool:
         """Before time moves: let processes do what they can at this time; whether a rank can go on."""
+        self.release()
         self.take()
         if not self.active:
             return False
@@ -337,10 +346,12 @@ class Timekeeper:
     def _schedule(self) -> None:
         """Have the first limit of a companion's pass when it is due, if that is before all else."""
         if (upcoming := self._upcoming()) is not None and self._limits and self._limits[0][0] == upcoming:
-            until, _, each, number = heapq.heappop(self._limits)
-            self._engine.at(until, lambda: self._pass(each, number))
+            self._due = heapq.heappop(self._limits)
+            self._engine.at(self._due[0], self._pass)
 
-    def _pass(self, each: _Companion, number: int) -> None:
+    def _pass(self) -> None:
+        assert self._due is not None
+        (_, _, each, number), self._due = self._due, None
         self._engine.resolved_count += 1
         self.stir()
         if number in each.limits:
@@ -351,6 +362,7 @@ class Timekeeper:
 
     def let_pass(self) -> float | None:
         """Let time pass for companions, once; the most seconds of the machine's time to the next call, None: any."""
+        self.release()
         self.take()
         if not self.active:
             return None

@@ -79,6 +79,11 @@ class GraphEngine:
         """Call ``callback()`` when the clock reaches ``time`` (s); events at one time run in the order of this call."""
         heapq.heappush(self._events, (max(time, self.now), next(self._serial), callback))
 
+    def withdraw(self, callback: Callable[[], None]) -> None:
+        """Have no event call ``callback`` any more."""
+        self._events = [event for event in self._events if event[2] != callback]
+        heapq.heapify(self._events)
+
     @property
     def events_in_flight(self) -> int:
         """Number of events that are still to come."""

@@ -46,6 +46,7 @@ class Drain:
             there are none, or if it is not yet time: ``idle`` says that nothing else can happen. None: no rank gives way.
         await_absent: waits for those that wait for what the simulation does not see; false if none does. None: none can.
         hold: called before time moves: whether a rank can go on at this time that waits for what the simulation does not see.
+        let_go: called before time moves to the end of what ranks have left behind.
     """
 
     title: str
@@ -64,6 +65,7 @@ class Drain:
         self.release: Release | None = None
         self.await_absent: Callable[[], bool] | None = None
         self.hold: Callable[[], bool] | None = None
+        self.let_go: Callable[[], None] | None = None
         self.waits.drive_until = self.until
         self.polls.drain = self.pending
         self.polls.report_deadlock = self.tell_deadlock
@@ -136,6 +138,8 @@ class Drain:
 
     def settle_time(self) -> float:
         """Run the engine until nothing is in flight; the time (s) when all has ended."""
+        if self.let_go is not None:
+            self.let_go()
         self.engine.run()
         while self.signal_timing.settle():
             self.engine.run()

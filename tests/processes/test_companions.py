@@ -273,6 +273,39 @@ if __name__ == "__main__":
         server.join()
 """
 
+# A server that waits for its threads is to end, and handles it
+ENDED = """
+import multiprocessing as mp, queue, signal, threading, time
+import aiohttp
+from rank import begin_rank, products
+
+def serve(pipe):
+    begin_rank()
+    arrived = queue.Queue()
+    signal.signal(signal.SIGTERM, lambda *_: arrived.put(None))
+    def listen():
+        while True:
+            arrived.put(pipe.recv())
+    threading.Thread(target=listen, daemon=True).start()
+    pipe.send("ready")
+    while (said := arrived.get()) is not None:
+        pipe.send(products(said))
+    raise SystemExit(3)
+
+if __name__ == "__main__":
+    mine, theirs = mp.Pipe()
+    server = mp.get_context("spawn").Process(target=serve, args=(theirs,))
+    server.start()
+    mine.recv()
+    mine.send(1)
+    mine.recv()
+    time.sleep(1)
+    begin = time.perf_counter()
+    server.terminate()
+    server.join(30)
+    print([time.perf_counter() - begin, server.exitcode])
+"""
+
 LIMITS = """
 import aiohttp, asyncio, queue, select, selectors, subprocess, threading, time
 from concurrent.futures import ThreadPoolExecutor
@@ -304,15 +337,19 @@ def _run(tmp_path: Path, script: str) -> Any:
 
 
 def _output(tmp_path: Path, script: str, run: list[str] = RUN) -> str:
+    found = _ran(tmp_path, script, run)
+    assert (found.returncode, found.stderr) == (0, "")
+    return found.stdout
+
+
+def _ran(tmp_path: Path, script: str, run: list[str] = RUN) -> subprocess.CompletedProcess[str]:
     (tmp_path / "aiohttp.py").write_text("'A package by which processes talk to others.'")
     (tmp_path / "rank.py").write_text(RANK)
     (tmp_path / "script.py").write_text(script)
     environ = {**ENVIRON, "PYTHONPATH": os.pathsep.join([str(tmp_path), os.getcwd()])}
-    found = subprocess.run(
+    return subprocess.run(
         [*run, sys.executable, "script.py"], cwd=tmp_path, env=environ, capture_output=True, text=True, timeout=600
     )
-    assert (found.returncode, found.stderr) == (0, "")
-    return found.stdout
 
 
 def test_a_client_waits_for_a_rank_in_virtual_time(tmp_path: Path) -> None:
@@ -362,6 +399,10 @@ def test_what_is_sent_at_one_time_is_found_at_once(tmp_path: Path) -> None:
     *found, waited = _output(tmp_path, BATCHES).split()
     assert found == ["2"] * 6
     assert float(waited) == pytest.approx(10, abs=1e-6), "the limit of a socket is virtual"
+
+
+def test_a_rank_that_waits_handles_a_signal(tmp_path: Path) -> None:
+    assert ast.literal_eval(_ran(tmp_path, ENDED).stdout) == [0.0, 3]
 
 
 def test_limits_of_waits_are_virtual(tmp_path: Path) -> None:
