@@ -111,7 +111,7 @@ def through_numpy(
     def run(a: Tensor | int, b: Tensor | int) -> Tensor:
         x, y = as_array(a), as_array(b)
         ndim = max(x.ndim, y.ndim)
-        out = np.asarray(f(np.ascontiguousarray(x), np.ascontiguousarray(y)))
-        return torch.from_numpy(np.ascontiguousarray(out)).reshape(out.shape if out.ndim else (1,) * ndim)
+        out = np.asarray(f(np.asarray(x, order="C"), np.asarray(y, order="C")), order="C")
+        return torch.from_numpy(out).reshape(out.shape if out.ndim else (1,) * ndim)
 
     return run

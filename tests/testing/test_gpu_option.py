@@ -53,6 +53,20 @@ def test_a_suite_has_a_gpu_from_its_conftest_on(pytester, workers):
     )
 
 
+def test_what_tritons_own_tests_are_written_with_sees_the_gpu(pytester):
+    pytester.makepyfile(
+        """
+        from triton import _internal_testing as asked
+
+        def test_asked():
+            assert asked.is_cuda() and asked.is_hopper()
+            assert asked.requires_tma.args == (False,)
+        """
+    )
+    result = pytester.runpytest_subprocess("--kernbench-gpu", "dgx_h100", "-p", "no:cacheprovider")
+    result.assert_outcomes(passed=1)
+
+
 def test_without_the_option_nothing_is_different(pytester):
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile("import torch\ndef test_none():\n    assert not torch.cuda.is_available()")

@@ -11,10 +11,10 @@ import pytest
 import kernbench.triton_engine.ops.registry as registry
 
 ROOM = Path(registry.__file__).parents[1]
-#: What the front end turns into blocks, jumps and constants, and the operation that it makes of a branch.
+#: What the front end turns into blocks, jumps and constants, and the operations that it makes of a branch.
 STRUCTURE = {
-    "arith.constant", "ub.poison", "arith.select", "cf.br", "cf.cond_br", "scf.condition", "scf.for", "scf.if", "scf.while",
-    "scf.yield", "tt.call", "tt.func", "tt.return",
+    "arith.constant", "ub.poison", "arith.select", "arith.andi", "arith.ori", "arith.xori", "cf.br", "cf.cond_br",
+    "scf.condition", "scf.for", "scf.if", "scf.while", "scf.yield", "tt.call", "tt.func", "tt.return",
 }  # fmt: skip
 
 

@@ -77,8 +77,8 @@ INSTALLERS = {module.MODULE: module.install for module in _PLAIN} | {
 """What is changed in a module once it is there."""
 
 PREFIXES = ("torch.", "torchvision.", "triton.", "numpy.", "sympy.", "zmq.sugar.")
-TESTING = ("torch.testing._internal.", "torch._dynamo.test", "torch._inductor.test")
-"""What torch's own tests are written with: it asks when it is imported whether there are GPUs, and is meant for these."""
+TESTING = ("torch.testing._internal.", "torch._dynamo.test", "torch._inductor.test", "triton._internal_testing")
+"""What torch's and Triton's own tests are written with: it asks when imported what GPUs there are, and is meant for these."""
 
 
 class StockImports:

@@ -10,6 +10,7 @@ import torch
 from kernbench.triton_engine.ops.registry import OpDef, UnsupportedOpError, lookup
 
 from . import analysis
+from .combine import Combining, ends_region
 from .meetings import mark_meetings
 from .parse import parse_module
 from .program import (
@@ -23,7 +24,6 @@ from .program import (
     OpInfo,
     Program,
     Return,
-    SubProgram,
 )
 from .tree import Function, Op, Region, RegionBlock
 from .types import Ty
@@ -42,6 +42,7 @@ class _Lowering:
         self.backend = backend
         self.threads = threads
         self.warp_size = warp_size
+        self.combining = Combining(self)
 
     # Slots and blocks
 
@@ -135,7 +136,7 @@ class _Lowering:
                 case "tt.return":
                     code.term = jump = Jump(-1)
                     on_return.append((jump, [self.use(o) for o in op.operands]))
-                case _ if not _ends_region(op):  # what ends a region is read by the code that lowers the region
+                case _ if not ends_region(op):  # what ends a region is read by the code that lowers the region
                     if self.row(op).no_effect and self.meets(op):
                         code.barriers.add(len(code.instrs))
                     self.instr(op, code.instrs)
@@ -201,7 +202,7 @@ class _Lowering:
         if row.no_effect:
             return
         info = self.info(op, row)
-        info.regions = [self.sub_program(r) for r in op.regions]
+        info.regions = [self.combining.sub_program(r) for r in op.regions]
         code.append(self.made(info, op))
 
     def made(self, info: OpInfo, op: Op) -> Instr:
@@ -209,70 +210,6 @@ class _Lowering:
         args = tuple(self.use(o) for o in op.operands)
         results = tuple(self.define(r, t) for r, t in zip(op.results, op.result_types, strict=True))
         return Instr(info, info.row.build, args, results)
-
-    def sub_program(self, region: Region) -> SubProgram:
-        if len(region.blocks) != 1:
-            raise UnsupportedOpError(f"kernel {self.kernel.name}: a combine function with branches is not supported")
-        block = region.blocks[0]
-        return self.straight_program(block, tuple(self.define(name, ty) for name, ty in block.args))
-
-    def straight_program(self, block: RegionBlock, args: tuple[int, ...]) -> SubProgram:
-        code: list[Instr] = []
-        results: tuple[int, ...] = ()
-        first = len(self.ops)
-        self.straight_line(block, code)
-        for op in block.ops:
-            if _ends_region(op):
-                results = tuple(self.use(o) for o in op.operands)
-        return SubProgram(args, code, results, tuple(self.ops[first:]))
-
-    def loop_in_region(self, op: Op) -> Instr:
-        """A loop inside a combine function: one instruction whose regions are its parts (see ``ops/region_loops.py``)."""
-        info = self.info(op, self.row(op))
-        if op.name == "scf.for":
-            names = [op.attrs["iv"], *op.attrs["iter_args"]]
-            slots = tuple(self.define(n, t) for n, t in zip(names, op.operand_types[2:], strict=True))
-            info.regions = [self.straight_program(op.regions[0].blocks[0], slots)]
-        else:
-            before = tuple(self.define(n, t) for n, t in zip(op.attrs["iter_args"], op.operand_types, strict=True))
-            info.regions = [self.straight_program(op.regions[0].blocks[0], before), self.sub_program(op.regions[1])]
-        return self.made(info, op)
-
-    def straight_line(self, block: RegionBlock, code: list[Instr]) -> None:
-        """Lower a block that must not jump: ``scf.if`` becomes both sides and a select, calls are inlined."""
-        for op in block.ops:
-            if op.name in ("arith.constant", "ub.poison"):
-                self.constant(op)
-            elif _ends_region(op):
-                continue
-            elif op.name in ("scf.for", "scf.while"):
-                code.append(self.loop_in_region(op))
-            elif op.name == "scf.if":
-                sides = []
-                for region in op.regions:
-                    self.straight_line(region.blocks[0], code)
-                    sides.append(region.blocks[0].ops[-1].operands)
-                for i, (name, ty) in enumerate(zip(op.results, op.result_types, strict=True)):
-                    select = Op(
-                        "arith.select", [op.operands[0], sides[0][i], sides[1][i]], [name], [], [ty], loc=op.loc
-                    )
-                    self.instr(select, code)
-            elif op.name == "tt.call":
-                callee = self.functions[op.symbol]
-                if len(callee.body.blocks) != 1:
-                    raise UnsupportedOpError(
-                        f"kernel {self.kernel.name}: {op.symbol} returns early inside a combine function ({op.loc})"
-                    )
-                saved = self.names
-                values = [self.use(o) for o in op.operands]
-                self.names = dict(zip((n for n, _ in callee.args), values, strict=True))
-                self.straight_line(callee.body.blocks[0], code)
-                returned = [self.use(o) for o in callee.body.blocks[0].ops[-1].operands]
-                self.names = saved
-                for name, slot in zip(op.results, returned, strict=True):
-                    self.names[name] = slot
-            else:
-                self.instr(op, code)
 
     # Control flow
 
@@ -358,10 +295,6 @@ class _Lowering:
         for name, slot in zip(op.results, results, strict=True):
             self.names[name] = slot
         return after
-
-
-def _ends_region(op: Op) -> bool:
-    return op.name.endswith(".return") or op.name in ("scf.yield", "scf.condition")
 
 
 def _rounded(value: float, ty: Ty) -> float:

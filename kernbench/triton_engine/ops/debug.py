@@ -72,7 +72,7 @@ def _print(info: OpInfo) -> Callable[..., Value]:
     return run
 
 
-@op("tt.assert", pure=False)
+@op("tt.assert", pure=False, asserts=True)
 def _assert(info: OpInfo) -> Callable[..., Value]:
     message = str(info.attrs.get("string", ""))
     ty = info.operand_types[0]
@@ -84,7 +84,9 @@ def _assert(info: OpInfo) -> Callable[..., Value]:
             return None
         if type(x) in (bool, int) and x:
             return None
-        full = materialise(x, batch, Ty("i1", ty.shape) if ty.elem == "i1" else ty).expand(batch.lanes + ty.shape)
+        # in a combine function a scalar's place is taken by a tile
+        tile = tuple(x.shape[len(batch.lanes) :]) if type(x) is Tensor else ty.shape
+        full = materialise(x, batch, Ty(ty.elem, tile)).expand(batch.lanes + tile)
         if full.dtype is not torch.bool:
             full = full != 0
         if bool(full.all()):

@@ -30,7 +30,7 @@ def run_region(batch: Batch, region: SubProgram, values: list[Any]) -> list[Any]
         out = instr.fn(batch, *[env[a] for a in instr.args])
         if len(instr.results) == 1:
             env[instr.results[0]] = out
-        else:
+        elif instr.results:
             for slot, v in zip(instr.results, out, strict=True):
                 env[slot] = v
     results = [env[r] for r in region.results]

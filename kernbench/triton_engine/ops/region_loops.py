@@ -1,7 +1,8 @@
 """Loops inside the combine function of a reduction, a scan or ``tl.map_elementwise``.
 
 A combine function runs on whole tiles in place of its scalars, so elements leave a loop one by one: every turn runs for all of
-them, and those that have left keep what they had. The body has no effects, so the turns too many are harmless.
+them, and those that have left keep what they had. Those that do not come by the loop at all, by its *guard*, leave before its
+first turn. The first argument of its body says which elements take the turn: assertions there hold for these.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ def _for(info: OpInfo) -> Callable[..., object]:
     if info.attrs.get("unsigned"):
         raise NotImplementedError("an unsigned counter in a combine function")
 
-    def run(batch: Batch, *args: Any) -> Any:
+    def run(batch: Batch, guard: Any, *args: Any) -> Any:
         at, end, step = (_dense(v, batch, counter) for v in args[:3])
         carried = list(args[3:])
-        going = at < end
+        going = guard & (at < end)
         while _any(going):
-            new = run_region(batch, body, [at, *carried])
+            new = run_region(batch, body, [going, at, *carried])
             carried = [_keep(going, n, c, t) for n, c, t in zip(new, carried, types, strict=True)]
             at = at + step
             going = going & (at < end)
@@ -67,12 +68,12 @@ def _while(info: OpInfo) -> Callable[..., object]:
     before, body = info.regions
     types, carried_types = info.result_types, info.operand_types
 
-    def run(batch: Batch, *args: object) -> Any:
+    def run(batch: Batch, guard: Any, *args: object) -> Any:
         carried = list(args)
-        going: Any = True
+        going = guard
         results: list[Any] | None = None
         while True:
-            condition, *passed = run_region(batch, before, carried)
+            condition, *passed = run_region(batch, before, [going, *carried])
             results = (
                 passed
                 if results is None
@@ -81,7 +82,7 @@ def _while(info: OpInfo) -> Callable[..., object]:
             going = condition & going
             if not _any(going):
                 return _result(results)
-            new = run_region(batch, body, passed)
+            new = run_region(batch, body, [going, *passed])
             carried = [_keep(going, n, c, t) for n, c, t in zip(new, carried, carried_types, strict=True)]
 
     return run

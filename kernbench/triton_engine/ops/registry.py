@@ -40,6 +40,8 @@ class OpDef:
     waits: bool = False
     #: Means nothing here, where the lanes of a batch move in step: it is left out.
     no_effect: bool = False
+    #: Fails unless its operand holds wherever it is executed.
+    asserts: bool = False
     #: Of one operation's attributes, whether the threads of a program wait for one another there.
     meets: Callable[[dict[str, Any]], bool] | None = None
     #: The threads of a program give one another values there, for which compiled code makes them wait.

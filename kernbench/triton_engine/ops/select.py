@@ -58,7 +58,10 @@ def _select(info: OpInfo) -> Callable[..., Value]:
         if is_mask:
             x, y = dense_mask(x, lanes, tile), dense_mask(y, lanes, tile)
         elif is_int:
-            if not tile and type(c) is Tensor and type(x) is not Tensor and type(y) is not Tensor:
+            numbers = type(x) is not Tensor and type(y) is not Tensor
+            if (
+                not tile and numbers and type(c) is Tensor and c.dim() == len(lanes)
+            ):  # not of a tile, in a combine function
                 return from_lane_array(np.where(c.numpy(), lane_array(x, lanes), lane_array(y, lanes)))
             x, y = dense_int(x, lanes, tile, dtype), dense_int(y, lanes, tile, dtype)
         c = dense_mask(c, lanes, tile)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -78,14 +79,21 @@ def take_first(v: Value, n_lanes: int) -> Any:
     return v
 
 
-@op("tt.unsplat", alias=True, symbolic=True)
+def _element(types: list[Ty]) -> Ty:
+    return replace(types[0], shape=())
+
+
+@op("tt.unsplat", alias=True, symbolic=True, result_type=_element)
 def _unsplat(info: OpInfo) -> Callable[..., Value]:
-    tile = info.operand_types[0].shape
+    tile, ty = info.operand_types[0].shape, info.ty
 
     def run(batch: Batch, x: Value) -> Value:
         if type(x) is Box:
             x = dense_mask(x, batch.lanes, tile)
-        return take_first(x, len(batch.lanes))
+        first = take_first(x, len(batch.lanes))
+        if type(first) is Tensor and ty.is_int and ty.elem != "i1":
+            return from_lane_array(first.to(torch.int64).numpy())
+        return first
 
     return run
 

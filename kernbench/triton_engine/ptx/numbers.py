@@ -55,14 +55,14 @@ def encode(value: np.ndarray, kind: str) -> np.ndarray:
     if kind == "tf32":
         return _round_to_tf32(value)
     if kind == "bf16":
-        t = torch.from_numpy(np.ascontiguousarray(value, dtype=np.float32)).to(torch.bfloat16)
+        t = torch.from_numpy(np.asarray(value, dtype=np.float32, order="C")).to(torch.bfloat16)
         return t.view(torch.int16).numpy().view(np.uint16).astype(U64)
     if kind == "f16":
         with np.errstate(over="ignore"):
             return np.asarray(value).astype(np.float16).view(np.uint16).astype(U64)
     bits = width(kind)
     if kind[0] == "f":
-        out = np.ascontiguousarray(value, dtype=np.float32 if bits == 32 else np.float64)
+        out = np.asarray(value, dtype=np.float32 if bits == 32 else np.float64, order="C")
         return out.view(UNSIGNED[bits]).astype(U64)
     return np.asarray(value).astype(SIGNED[bits] if kind[0] == "s" else UNSIGNED[bits]).view(UNSIGNED[bits]).astype(U64)
 
@@ -81,7 +81,7 @@ def _decode_narrow(raw: np.ndarray, kind: str) -> np.ndarray:
 
 def _encode_narrow(value: np.ndarray, kind: str) -> np.ndarray:
     """Numbers in 8 or 4 bits; what is too large becomes the largest."""
-    x = np.ascontiguousarray(value, dtype=np.float32)
+    x = np.asarray(value, dtype=np.float32, order="C")
     if kind == "e2m1":
         magnitude = np.abs(x)
         # Halfway cases go to the even mantissa: those whose index in the table is even.
@@ -103,6 +103,6 @@ def _encode_narrow(value: np.ndarray, kind: str) -> np.ndarray:
 
 def _round_to_tf32(value: np.ndarray) -> np.ndarray:
     """float32 with a mantissa of 10 bits, ties away from zero (``cvt.rna``)."""
-    raw = np.ascontiguousarray(value, dtype=np.float32).view(np.uint32)
+    raw = np.asarray(value, dtype=np.float32, order="C").view(np.uint32)
     finite = (raw & np.uint32(0x7F800000)) != np.uint32(0x7F800000)
     return (np.where(finite, raw + np.uint32(0x1000), raw) & np.uint32(0xFFFFE000)).astype(U64)
