@@ -24,7 +24,14 @@ from kernbench.torch_backend.hollow.host_looks import as_stated
 from kernbench.torch_backend.hollow.shapes import Described, UnknownShapeError, allocate, described, made_on_host
 from kernbench.torch_backend.hollow.sparse_tensors import NO_EQUAL_INDICES, answered, makes_sparse
 from kernbench.torch_backend.hollow.stand_ins import assume, element_of, has_rule, keeps_to_stand_ins, places, stored_of
-from kernbench.torch_backend.hollow.whole_numbers import filled, fills_whole, gives_whole, keep_resized, keep_whole, stay_whole
+from kernbench.torch_backend.hollow.whole_numbers import (
+    filled,
+    fills_whole,
+    gives_whole,
+    keep_resized,
+    keep_whole,
+    stay_whole,
+)
 from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.operations.computing import ComputedValues
 from kernbench.torch_backend.operations.operators import CUSTOM, TRANSFER, VIEW, TorchOperator

@@ -241,7 +241,9 @@ def test_a_text_of_an_assumed_number_is_read_as_one(text: str, expected: str) ->
     assert str(scope["found"]) == expected
 
 
-@pytest.mark.parametrize("text", ['"%d" % "a"', "float('x?')", '"%d %d" % (1,)', '"%d" % (1, 2)', "float('x')", "int(1, 2, 3)"])
+@pytest.mark.parametrize(
+    "text", ['"%d" % "a"', "float('x?')", '"%d %d" % (1,)', '"%d" % (1, 2)', "float('x')", "int(1, 2, 3)"]
+)
 def test_errors_are_pythons_at_their_lines(text: str) -> None:
     with pytest.raises((TypeError, ValueError)) as pythons:  # its words differ between versions
         eval(text)

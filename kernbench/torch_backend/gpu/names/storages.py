@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch.types import Device
 
+from kernbench.errors import KernbenchError
 from kernbench.torch_backend.gpu.device.devices import current_device
 from kernbench.torch_backend.gpu.tensors.placement import block_of_storage, place_storage
-from kernbench.errors import KernbenchError
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
