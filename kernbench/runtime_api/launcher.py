@@ -32,7 +32,7 @@ from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus
 from kernbench.torch_backend.gpu.names.cuda_names import properties_of
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.process_groups import late_joining
-from kernbench.torch_backend.rank_state import marked_source
+from kernbench.torch_backend.rank_state import marked_source, replaced_attributes
 from kernbench.torch_backend.rank_state.output import TORCHRUN_PREFIX, rank_streams
 from kernbench.torch_backend.rank_state.process_state import rank_variables
 from kernbench.torch_backend.rank_state.rank_modules import SPAWNED_MAIN, RankModules
@@ -78,11 +78,14 @@ class RankProgram:
         return cls(compiled_program(source, spec.origin), spec.origin, name.rpartition(".")[0], (spec.origin, *args))
 
     def within(self, ctx: RuntimeContext) -> RankProgram:
-        """As it is executed there: without data, numbers that are assumed keep their marks in its text."""
-        if ctx.simulation.engine.enable_data:
-            return self
-        marked = marked_source.compiled(Path(self.file).read_bytes(), self.file)
-        return replace(self, code=marked)
+        """As it is executed there: what it replaces is each rank's own; without data, numbers that are assumed keep their marks
+        in its text."""
+        source = Path(self.file).read_bytes()
+        if not ctx.simulation.engine.enable_data:
+            return replace(self, code=marked_source.compiled(source, self.file))
+        if replaced_attributes.may_replace(source):
+            return replace(self, code=replaced_attributes.compiled(source, self.file))
+        return self
 
     def fresh_main(self, name: str = "__main__") -> ModuleType:
         """A ``__main__`` that has not run yet."""

@@ -21,6 +21,7 @@ UNPICKLING = {
     "kernbench.processes.relay": "the same",
     "kernbench.runtime_api.launcher": "the program that is run, and what was marshalled of it in the same expression",
     "kernbench.runtime_api.rank_arguments": "what was pickled in this process, for a copy",
+    "kernbench.torch_backend.rank_state.replaced_attributes": "what was marshalled in this process of the program that is run",
     "kernbench.torch_backend.features.remote_calls": "a simulated store of the program's own ranks",
 }
 """Modules that make objects or code of bytes, and whose bytes these are."""

@@ -204,3 +204,18 @@ def test_a_subclass_is_made_by_torchs_own_constructor(gpu: Any) -> None:
     assert (type(made), type(made + 1), type(_Own(2, 3)), made.tolist()) == (_Own, _Own, _Own, [1.0, 2.0])
     assert type(made.cuda() * 2) is _Own
     assert type(torch.Tensor([1.0])) is torch.Tensor
+
+
+@pytest.mark.parametrize("compiled", ["aot_eager", "inductor"])
+def test_a_causal_mask_in_a_compiled_function(gpu: Any, compiled: str) -> None:
+    """Dynamo asks the mask's class, as it does of torch's own function."""
+    query, key, value = (each.detach().float().cuda() for each in _operands(2, 2, 6, 10))
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor) -> Tensor:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+
+    mask = causal_lower_right(6, 10)
+    found = torch.compile(attend, backend=compiled)(query, key, value, mask)
+    seen = torch.ones(6, 10, dtype=torch.bool).tril(4)
+    expected = _expected(*(each.double().cpu() for each in (query, key, value)), seen)
+    torch.testing.assert_close(found.double().cpu(), expected, atol=1e-5, rtol=1e-5)

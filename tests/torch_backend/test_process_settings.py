@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.utils.checkpoint
 
 import kernbench
 
@@ -26,6 +29,7 @@ def _attribute(owner: Any, name: str, value: Any) -> Setting:
 
 BACKENDS: Any = torch.backends
 MATMUL = BACKENDS.cuda.matmul
+DEFAULT_DEVICE = torch.utils.checkpoint.DefaultDeviceType
 
 OWN = {
     "dtype": Setting(torch.get_default_dtype, torch.set_default_dtype, torch.float64),
@@ -49,15 +53,39 @@ OWN = {
         lambda: torch.get_autocast_dtype("cuda"), lambda dtype: torch.set_autocast_dtype("cuda", dtype), torch.bfloat16
     ),
     "flash": Setting(BACKENDS.cuda.flash_sdp_enabled, BACKENDS.cuda.enable_flash_sdp, False),
+    "printing": Setting(
+        lambda: torch._tensor_str.PRINT_OPTS.precision, lambda digits: torch.set_printoptions(precision=digits), 9
+    ),
+    "overwritten parameters": Setting(
+        torch.__future__.get_overwrite_module_params_on_conversion,
+        lambda on: torch.__future__.set_overwrite_module_params_on_conversion(on),
+        True,
+    ),
+    "swapped parameters": Setting(
+        torch.__future__.get_swap_module_params_on_conversion,
+        lambda on: torch.__future__.set_swap_module_params_on_conversion(on),
+        True,
+    ),
+    "checkpoints": Setting(DEFAULT_DEVICE.get_device_type, lambda device: DEFAULT_DEVICE.set_device_type(device), "xpu"),
+    "start method": Setting(
+        lambda: multiprocessing.get_start_method(allow_none=True),
+        lambda method: multiprocessing.set_start_method(method, force=True),
+        "forkserver",
+    ),
+    "safe classes": Setting(
+        lambda: Setting in torch.serialization.get_safe_globals(),
+        lambda _: torch.serialization.add_safe_globals([Setting]),
+        True,
+    ),
+    "filters of warnings": Setting(
+        lambda: [*warnings.filters], lambda action: warnings.filterwarnings(action, message="of this test"), "error"
+    ),
     "device": Setting(torch.get_default_device, torch.set_default_device, "cuda"),
 }  # fmt: skip
 """Those that differ between ranks. The names are those of before the simulation: a program may have them from anywhere."""
 
 PUT_BACK = {
     "threads": Setting(torch.get_num_threads, torch.set_num_threads, 3),
-    "printing": Setting(
-        lambda: torch._tensor_str.PRINT_OPTS.precision, lambda digits: torch.set_printoptions(precision=digits), 9
-    ),
     "einsum": _attribute(BACKENDS.opt_einsum, "strategy", "greedy"),
 }
 """Those that ranks share until they have ended."""
@@ -128,3 +156,45 @@ def test_products_take_their_ranks_time(name: str) -> None:
     with kernbench.simulate("dgx_h100", enable_data=False) as ctx:
         ctx.multiprocessing.spawn(worker, nprocs=2)
     assert took[0] > 3 * took[1]
+
+
+def test_what_a_process_may_set_once() -> None:
+    told: dict[int, list[object]] = {}
+
+    def worker(rank: int) -> None:
+        torch.set_num_interop_threads(2 + rank)
+        dist.init_process_group("gloo")
+        dist.barrier()
+        told[rank] = [torch.get_num_interop_threads()]
+        with pytest.raises(RuntimeError, match="cannot set number of interop threads"):
+            torch.set_num_interop_threads(4)
+
+    before = torch.get_num_interop_threads()
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=2)
+    assert told == {0: [2], 1: [3]}
+    assert torch.get_num_interop_threads() == before
+
+
+@pytest.mark.filterwarnings("ignore:torch.set_default_tensor_type")
+def test_a_default_type_on_a_gpu() -> None:
+    """As programs of before torch 2.1 say where tensors are made."""
+    made: dict[int, list[object]] = {}
+
+    def worker(rank: int) -> None:
+        torch.cuda.set_device(rank)
+        torch.set_default_tensor_type(torch.cuda.HalfTensor if rank else "torch.cuda.FloatTensor")
+        dist.init_process_group("gloo")
+        dist.barrier()
+        here = torch.ones(2)
+        made[rank] = [here.dtype, str(here.device), torch.nn.Linear(2, 2).weight.device.type]
+        torch.set_default_tensor_type(torch.DoubleTensor)
+        made[rank] += [torch.ones(2).dtype, str(torch.ones(2).device)]
+
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=2)
+    assert made == {
+        0: [torch.float32, "cuda:0", "cuda", torch.float64, "cpu"],
+        1: [torch.float16, "cuda:1", "cuda", torch.float64, "cpu"],
+    }
+    assert torch.get_default_dtype() is torch.float32

@@ -135,3 +135,30 @@ def test_a_file_of_a_gpus_tensor_takes_the_time_of_copies(data: bool) -> None:
     link = (1 << 24) / 64e9  # as quick as PCIe 5 is at most
     assert link < saving < 10 * link
     assert link < loading < 10 * link
+
+
+@pytest.mark.parametrize("enable_data", [True, False])
+def test_a_slice_is_a_part_of_its_storage(enable_data: bool) -> None:
+    """As trainers lay gradients out in one buffer."""
+    with kernbench.simulated_gpu("dgx_h100", enable_data=enable_data):
+        buffer = torch.zeros(16, device="cuda")
+        taken = torch.cuda.memory_allocated()
+        whole = buffer.untyped_storage()
+        part = whole[16:48]
+        inner = part[8:16]
+        assert [str(each.device) for each in (part, inner)] == ["cuda:0"] * 2
+        assert [each.nbytes() for each in (part, inner)] == [32, 8]
+        first = torch.empty([], dtype=torch.float32, device=part.device)
+        first.set_(source=part)
+        rows = torch.empty(0, device="cuda").set_(part, 2, (2, 3))
+        halves = torch.empty(0, dtype=torch.float16, device="cuda").set_(inner)
+        assert [tuple(each.shape) for each in (first, rows, halves)] == [(8,), (2, 3), (4,)]
+        first.add_(torch.ones(8, device="cuda"))
+        rows.mul_(5)
+        halves.zero_()
+        if enable_data:
+            assert buffer.tolist() == [0.0] * 4 + [1.0, 1.0, 0.0, 0.0, 5.0, 5.0, 5.0, 5.0] + [0.0] * 4
+        del first, rows, halves, part, inner
+        assert torch.cuda.memory_allocated() == taken
+        with pytest.raises(kernbench.KernbenchError, match="cannot begin at byte 2 of a storage"):
+            torch.empty(0, device="cuda").set_(whole[2:10])

@@ -71,6 +71,13 @@ def brought_by(storages: StorageTable, inputs: Sequence[torch.Tensor], outputs: 
     )
 
 
+def note_copies(storages: StorageTable, inputs: Sequence[torch.Tensor]) -> None:
+    """C++ has copied what is not known into these tensors, unless something is noted of them. Large ones have no values."""
+    for tensor in wholes(inputs):
+        if storages.of(tensor) is None and tensor.nbytes <= storages.most_bytes:
+            storages.note(tensor).stand_in = 0.0
+
+
 def all_have_bytes(members: Sequence[Brought]) -> bool:
     """Whether the collective can move its values."""
     return all(member.has_bytes for member in members)

@@ -7,6 +7,7 @@ made anew for it, and again after it.
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,6 +35,8 @@ _LIMITS = ("recompile_limit", "accumulated_recompile_limit")
 """How often Dynamo compiles one function: the ranks of a process share the functions of what they import."""
 
 _RANKS = 1024
+
+_VARIABLES = "torch._dynamo.variables.torch"
 
 _OF_AOTAUTOGRAD = {"force_non_lazy_backward_lowering": True, "graphsafe_rng_functionalization": False}
 """Settings of AOTAutograd: backward is compiled with forward; what is recomputed gets the state of a generator, not a generator
@@ -66,6 +69,9 @@ RELIES_ON = (
     ),
     Reliance("torch._dynamo.convert_frame.input_codes", "what was compiled is in it", has=("seen",)),
     Reliance("torch._dynamo.reset", "what was compiled is forgotten"),
+    Reliance(f"{_VARIABLES}.get_overridable_functions", "operands' classes are asked about these functions", looked_up_by=(
+        f"{_VARIABLES}.TorchInGraphFunctionVariable.torch_function_override_enabled",
+    )),
     Reliance("torch._dynamo.allow_in_graph", "a function that it takes into its graph as it is, for AOTAutograd to trace"),
 )  # fmt: skip
 
@@ -79,6 +85,7 @@ def install(patches: Patches, module: ModuleType) -> None:
             rules.add(name)
             _told.add(name)
     module.allow_in_graph(fused_attention.in_graphs)
+    _ask_masks(patches)
     config: Any = sys.modules["torch._dynamo.config"]
     for name in _LIMITS:
         entry = config._config[name]
@@ -93,6 +100,19 @@ def install(patches: Patches, module: ModuleType) -> None:
     patches.set(module.eval_frame, "set_fullgraph_compiled_frame_count", count)
     _compile_aside(patches)
     forget_names()
+
+
+def _ask_masks(patches: Patches) -> None:
+    """Let Dynamo ask the class of an operand what attention with it is, as it does of torch's own function
+    (``torch.nn.attention.bias.CausalBias`` is such a class)."""
+    variables: Any = sys.modules[_VARIABLES]
+    stock = variables.get_overridable_functions
+
+    @functools.cache
+    def get_overridable_functions() -> set[Any]:
+        return {*stock(), fused_attention.in_graphs}
+
+    patches.set(variables, "get_overridable_functions", get_overridable_functions)
 
 
 def _compile_aside(patches: Patches) -> None:

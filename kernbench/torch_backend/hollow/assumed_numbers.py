@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -278,4 +278,7 @@ def _as_number(kind: Any, marked_kind: Any, args: tuple[Any, ...]) -> Any:
     if len(args) != 1:
         return kind(*args)
     value = args[0].item() if _of_one_element(args[0]) else args[0]
+    if isinstance(value, str) and (text := value.rstrip()).endswith(MARK):  # as ``float(f"{loss:.3g}")`` rounds
+        with suppress(ValueError):
+            return marked_kind(kind(text[: -len(MARK)]))
     return marked_kind(kind(bare(value))) if is_marked(value) else kind(value)

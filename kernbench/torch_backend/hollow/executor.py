@@ -24,7 +24,14 @@ from kernbench.torch_backend.hollow.host_looks import as_stated
 from kernbench.torch_backend.hollow.shapes import Described, UnknownShapeError, allocate, described, made_on_host
 from kernbench.torch_backend.hollow.sparse_tensors import NO_EQUAL_INDICES, answered, makes_sparse
 from kernbench.torch_backend.hollow.stand_ins import assume, element_of, has_rule, keeps_to_stand_ins, places, stored_of
-from kernbench.torch_backend.hollow.whole_numbers import filled, fills_whole, gives_whole, keep_whole, stay_whole
+from kernbench.torch_backend.hollow.whole_numbers import (
+    filled,
+    fills_whole,
+    gives_whole,
+    keep_resized,
+    keep_whole,
+    stay_whole,
+)
 from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.operations.computing import ComputedValues
 from kernbench.torch_backend.operations.operators import CUSTOM, TRANSFER, VIEW, TorchOperator
@@ -155,7 +162,10 @@ class HollowValues:
         device, operator, args, kwargs = call.device, call.operator, call.args, call.kwargs
         func = operator.func
         if (operator.kind <= VIEW and operator.kind != CUSTOM) or _fake_mode(_FAKE) is not None:
-            return operator.call(*args, **kwargs) if kwargs else operator.call(*args)
+            result = operator.call(*args, **kwargs) if kwargs else operator.call(*args)
+            if operator.resizes:
+                keep_resized(self._storages, operator.written(args, kwargs))
+            return result
         if operator.makes_nested:
             raise KernbenchError(
                 f"{operator.name}: C++ keeps the shapes of nested tensors of layout torch.strided with their values, and "

@@ -51,6 +51,15 @@ def keep_whole(device: RankDevice, result: Any, tensors: Sequence[torch.Tensor])
             known_values.keep(storages, each)
 
 
+def keep_resized(storages: StorageTable, tensors: Sequence[torch.Tensor]) -> None:
+    """Tensors that have another size now have the whole numbers that they had, as torch's object collectives expect of an
+    object's bytes."""
+    for each in tensors:
+        stored = stored_of(each)
+        if stored is not None and not stored.hollow:
+            known_values.keep(storages, each)
+
+
 def fills_whole(storages: StorageTable, target: torch.Tensor, source: Any) -> bool:
     """Whether ``target``, which has no values because it is large, is to be given whole numbers, one for each of its own."""
     if (

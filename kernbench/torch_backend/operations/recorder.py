@@ -31,6 +31,7 @@ from kernbench.simulation.ranks.hosts import Host
 from kernbench.simulation.ranks.listeners import Stages
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.values.capture_rollback import keep
+from kernbench.simulation.values.known_values import is_unknown
 from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.gpu.kernels.cuda_words import retold
 from kernbench.torch_backend.gpu.kernels.device_asserts import explain_assert
@@ -522,16 +523,27 @@ def _functional_collective(device: RankDevice, call: Callable[..., Any], args: A
     given = [each for value in args for each in (value if isinstance(value, list | tuple) else (value,))]
     blocks = (block_of(each) for each in given if isinstance(each, torch.Tensor))
     block = next(filter(None, blocks), None) if device.host.uses_gpu else None
-    if block is None:
-        return call(*args, **kwargs)
-    before, device.collective_memory = device.collective_memory, block.memory
+    before = device.collective_memory, device.collective_unknown
+    device.collective_unknown = _are_unknown(device, given)
+    if block is not None:
+        device.collective_memory = block.memory
     try:
         result = call(*args, **kwargs)
     finally:
-        device.collective_memory = before
-    for each in result if isinstance(result, list | tuple) else (result,):
-        place(each, block.memory)
+        device.collective_memory, device.collective_unknown = before
+    if block is not None:
+        for each in result if isinstance(result, list | tuple) else (result,):
+            place(each, block.memory)
     return result
+
+
+def _are_unknown(device: RankDevice, given: list[Any]) -> bool:
+    """Whether the values of a tensor among these were not computed from known ones."""
+    storages = device.simulation.storages
+    if device.simulation.engine.enable_data:
+        return False
+    noted = ((storages.of(each), each) for each in given if type(each) in PLAIN and each.layout is torch.strided)
+    return any(stored is not None and is_unknown(stored, each) for stored, each in noted)
 
 
 def _as_they_are(tensors: list[torch.Tensor]) -> list[torch.Tensor]:

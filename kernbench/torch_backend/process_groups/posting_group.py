@@ -26,6 +26,7 @@ from kernbench.simulation.ranks.locations import user_location
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.values.capture_rollback import keep
 from kernbench.simulation.values.collective_cells import Cells, wholes
+from kernbench.simulation.values.collective_values import note_copies
 from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.gpu.device.software_versions import NCCL
 from kernbench.torch_backend.gpu.memory.memory_owners import claim_communication
@@ -300,6 +301,8 @@ class PostingGroup(STOCK):
         if communicator.players is not None:
             absent_members.check(simulation, communicator, op, plan.signature.root, inputs, outputs)
         summands = multiples.of(inputs, library) if multiples else inputs
+        if self._device.collective_unknown:
+            note_copies(simulation.storages, inputs)
         if block is not None:
             self._count_memory(held, block)
         if not self._seen:

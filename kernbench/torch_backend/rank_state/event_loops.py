@@ -47,11 +47,17 @@ RELIES_ON = (
 )  # fmt: skip
 
 
-def install(patches: Patches, threads: RankThreads) -> None:
-    """Replace where event loops wait, and where they are woken up."""
+_RAN_OUT = (
+    "a rank's wait for a process or a file ran out of its limit (a queue's get with a timeout, say): how often such limits run "
+    "out, and so its clock, depends on this machine"
+)
+
+
+def install(patches: Patches, threads: RankThreads, remark: Callable[[str], object]) -> None:
+    """Replace where event loops wait, and where they are woken up. ``remark`` receives what depends on the machine."""
     waiting: weakref.WeakKeyDictionary[Any, Notice] = weakref.WeakKeyDictionary()
     for selector in _SELECTORS:
-        patches.set(selector, "select", _selects(threads, waiting, selector.select))
+        patches.set(selector, "select", _selects(threads, waiting, selector.select, remark))
     patches.set(_Loop, "_write_to_self", _wakes(waiting, _Loop._write_to_self))
     patches.set(select, "select", _sleeps(select.select))
     wait = _waits(multiprocessing.connection.wait)
@@ -87,7 +93,9 @@ def _waits(stock: Callable[..., Any]) -> Callable[..., Any]:
     return wait
 
 
-def _selects(threads: RankThreads, waiting: Any, stock: Callable[..., Any]) -> Callable[..., Any]:
+def _selects(
+    threads: RankThreads, waiting: Any, stock: Callable[..., Any], remark: Callable[[str], object]
+) -> Callable[..., Any]:
     @functools.wraps(stock)
     def select(self: Any, timeout: float | None = None) -> Any:
         crew = acting_crew()
@@ -101,6 +109,7 @@ def _selects(threads: RankThreads, waiting: Any, stock: Callable[..., Any]) -> C
         else:
             found = threads.outside("events", functools.partial(stock, self, timeout))
         if not found and timeout is not None:
+            remark(_RAN_OUT)
             time.sleep(timeout)
         return found
 

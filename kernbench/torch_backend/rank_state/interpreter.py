@@ -65,6 +65,9 @@ def _set_print_options(options: dict[str, Any]) -> None:
     vars(torch._tensor_str.PRINT_OPTS).update(options)
 
 
+PRINTING = (_print_options, _set_print_options)
+"""How tensors are printed; likewise."""
+
 _set_anomaly = torch.set_anomaly_enabled
 
 
@@ -88,7 +91,7 @@ SETTINGS: tuple[tuple[Callable[[], object], Callable[[Any], Any]], ...] = (
     DETERMINISTIC,
     ANOMALY,
     (lambda: torch.backends.opt_einsum.strategy, lambda name: setattr(torch.backends.opt_einsum, "strategy", name)),
-    (_print_options, _set_print_options),
+    PRINTING,
 )
 """By how they are read and written."""
 

@@ -12,12 +12,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from typing import Any
-from weakref import WeakKeyDictionary
 
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.rank_state.lazy_generators import LazyGenerators
 from kernbench.torch_backend.rank_state.module_globals import ModuleGlobals
+from kernbench.torch_backend.rank_state.rank_attributes import RankAttribute
 from kernbench.torch_backend.relies_on import Reliance
 
 _OF_A_LOGGER: dict[str, Callable[[], object]] = {
@@ -38,44 +37,6 @@ RELIES_ON = (
 )  # fmt: skip
 
 
-class _LoggersValue:
-    """An attribute that each rank has of its own; main's is in the object, where it was."""
-
-    def __init__(self, name: str, make: Callable[[], Any], whose: Callable[[], int | None]) -> None:
-        self._name = name
-        self._make = make
-        self._whose = whose
-        self._values: dict[int, WeakKeyDictionary[Any, Any]] = {}
-
-    def __get__(self, owner: Any, cls: Any = None) -> Any:
-        if owner is None:
-            return self
-        rank = self._whose()
-        if rank is None:
-            return vars(owner)[self._name]
-        mine = self._values.get(rank)
-        if mine is None:
-            mine = self._values[rank] = WeakKeyDictionary()
-        try:
-            return mine[owner]
-        except KeyError:
-            value = self._of_main(owner)
-            value = mine[owner] = value.copy() if isinstance(value, (list, dict)) else value
-            return value
-
-    def __set__(self, owner: Any, value: Any) -> None:
-        rank = self._whose()
-        if rank is None:
-            vars(owner)[self._name] = value
-            return
-        self._of_main(owner)
-        self._values.setdefault(rank, WeakKeyDictionary())[owner] = value
-
-    def _of_main(self, owner: Any) -> Any:
-        """Main's value; a logger that a rank has made is new to main."""
-        return vars(owner).setdefault(self._name, self._make())
-
-
 def install(patches: Patches, resident: LazyGenerators, modules: ModuleGlobals) -> None:
     """Let loggers be each rank's: that of ``resident``, whose state is the process's."""
 
@@ -84,7 +45,7 @@ def install(patches: Patches, resident: LazyGenerators, modules: ModuleGlobals) 
 
     for owner, attributes in ((logging.Logger, _OF_A_LOGGER), (logging.Manager, _OF_ALL)):
         for name, make in attributes.items():
-            patches.add(owner, name, _LoggersValue(name, make, whose))
+            patches.add(owner, name, RankAttribute(name, make, whose))
     stock = logging._addHandlerRef  # type: ignore[attr-defined]
 
     def add_handler_ref(handler: logging.Handler) -> None:

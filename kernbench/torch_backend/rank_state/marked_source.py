@@ -31,6 +31,7 @@ from kernbench.torch_backend.hollow.assumed_numbers import (
     marked,
     written,
 )
+from kernbench.torch_backend.rank_state.replaced_attributes import PartingLoader, import_names, with_parts
 
 _OF_MATH = """exp exp2 expm1 log log2 log10 log1p sqrt cbrt pow sin cos tan tanh sinh cosh asin acos atan atan2 fabs fmod
     hypot fsum prod sumprod dist copysign erf erfc degrees radians ldexp gamma lgamma"""
@@ -96,20 +97,10 @@ def compiled(source: bytes | str, path: str) -> CodeType:
             functions = _COMPUTE[each.module][1]
             calls.functions |= {name.asname or name.name for name in each.names if name.name in functions}
     tree = calls.visit(tree)
-    _import_names(tree)
+    import_names(tree, __name__, _NAMES)
+    tree = with_parts(tree)
     code: CodeType = compile(tree, path, "exec", dont_inherit=True)
     return code
-
-
-def _import_names(tree: ast.Module) -> None:
-    """Put the import of :data:`_NAMES` behind what must be first in a module: its docstring, imports of ``__future__``."""
-    first = 0 if ast.get_docstring(tree, clean=False) is None else 1
-    while first < len(tree.body) and getattr(tree.body[first], "module", None) == "__future__":
-        first += 1
-    if first < len(tree.body):
-        aliases = [ast.alias(ours, name) for name, ours in _NAMES.items()]
-        node = ast.copy_location(ast.ImportFrom(__name__, aliases, 0), tree.body[first])
-        tree.body.insert(first, ast.fix_missing_locations(node))
 
 
 class _Calls(ast.NodeTransformer):
@@ -210,7 +201,8 @@ def with_marks(spec: ModuleSpec) -> ModuleSpec:
     """``spec``, whose loader is a :class:`MarkedLoader` if it is a source file of the program's own."""
     origin = spec.origin or ""
     if (
-        type(spec.loader) is SourceFileLoader
+        type(spec.loader) in (SourceFileLoader, PartingLoader)
+        and isinstance(spec.loader, SourceFileLoader)
         and is_users(origin)
         and not is_installed(origin)
         and not is_pythons(origin)

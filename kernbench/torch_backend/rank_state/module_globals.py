@@ -141,6 +141,11 @@ class _SwitchedClass:
             elif name in now:
                 delattr(self.cls, name)
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it is for all as it was: no rank's is another's."""
+        return self.names is not None and not any(self.changes.values())
+
 
 class ModuleGlobals:
     """The globals of some modules, for the ranks of one spawn.
@@ -272,8 +277,12 @@ class ModuleGlobals:
                     variables.pop(name, None)
                 else:
                     variables[name] = value
+        idle = False
         for switched_class in self._switched_classes:
             switched_class.switch(leaving, entering)
+            idle = idle or switched_class.is_idle
+        if idle:  # what replaces something again says so again
+            self._switched_classes = [each for each in self._switched_classes if not each.is_idle]
 
     def close(self) -> None:
         """Forget what the ranks had; main has its own values back by now."""

@@ -20,13 +20,21 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.utils.checkpoint
 
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.gpu.device.identity import capability_of
 from kernbench.torch_backend.gpu.kernels.attention_choice import first_order
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.rank_state import child_environment, loggers, mocks, precisions
-from kernbench.torch_backend.rank_state.interpreter import ANOMALY, DETERMINISTIC
+from kernbench.torch_backend.rank_state import (
+    child_environment,
+    loggers,
+    mocks,
+    precisions,
+    replaced_attributes,
+    settings_made_once,
+)
+from kernbench.torch_backend.rank_state.interpreter import ANOMALY, DETERMINISTIC, PRINTING
 from kernbench.torch_backend.rank_state.lazy_generators import LazyGenerators
 from kernbench.torch_backend.rank_state.module_globals import ModuleGlobals
 from kernbench.torch_backend.rank_state.rank_modules import RankModules
@@ -59,9 +67,21 @@ FLAGS: tuple[tuple[Getter, Setter], ...] = (
 _ATTENTION = [read for read, _ in FLAGS].index(_C._get_sdp_priority_order)
 """Which of them is the order of attention's kernels."""
 
+_MODULES: Any = torch.__future__
+_CHECKPOINT: Any = torch.utils.checkpoint.DefaultDeviceType
+
 RARE: tuple[tuple[Any, str, Getter, Setter], ...] = (
     (_C, "_set_deterministic_algorithms", *DETERMINISTIC),
     (torch, "set_anomaly_enabled", *ANOMALY),
+    (torch, "set_printoptions", *PRINTING),
+    *(
+        (_MODULES, f"set_{name}", getattr(_MODULES, f"get_{name}"), getattr(_MODULES, f"set_{name}"))
+        for name in (
+            "overwrite_module_params_on_conversion",
+            "swap_module_params_on_conversion",
+        )
+    ),
+    (_CHECKPOINT, "set_device_type", _CHECKPOINT.get_device_type, _CHECKPOINT.set_device_type),
     *((_C, name, precisions.read, precisions.write) for name in precisions.SETTERS),
     *((_C, name, precisions.read_sums, precisions.write_sums) for name in precisions.SETTERS_OF_SUMS),
 )
@@ -205,7 +225,10 @@ class ProcessState:
         patches.set(os, "chdir", self._change_folder)
         child_environment.install(patches, self.of_children)
         loggers.install(patches, self._generators, self.modules)
+        settings_made_once.install(patches, self._generators, self.modules)
         mocks.install(patches, self.modules, self._simulation.scheduler.current_rank)
+        own = self.rank_modules.is_own if self.rank_modules is not None else _is_shared
+        replaced_attributes.install(patches, self.modules, own, self._simulation.scheduler.current_rank)
         if self.rank_modules is not None:
             self.rank_modules.open()
         self.modules.open()  # from here on, what is set in a module that it watches is main's
@@ -362,6 +385,11 @@ class ProcessState:
                 os.putenv(key, mains[key])
             else:
                 os.unsetenv(key)
+
+
+def _is_shared(name: str) -> bool:
+    """Of a module: ranks execute none themselves."""
+    return False
 
 
 def _nothing_more(environ: dict[str, str]) -> dict[str, str]:

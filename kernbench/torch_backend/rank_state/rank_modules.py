@@ -27,6 +27,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from kernbench.simulation.ranks.locations import is_installed, is_pythons
+from kernbench.torch_backend.rank_state.replaced_attributes import PartingLoader
 from kernbench.torch_backend.relies_on import Reliance
 
 _bootstrap: Any = importlib._bootstrap
@@ -95,6 +96,10 @@ class RankModules:
         """Whether each rank executes a module that main has imported for the program."""
         return _top(name) in self._again
 
+    def is_own(self, name: str) -> bool:
+        """Whether a module is one that each rank executes."""
+        return bool(self._kinds.get(_top(name))) or name == "__main__"
+
     def close(self) -> None:
         """Forget the ranks' modules; main runs by now. Idempotent."""
         if None in self._locks:
@@ -141,6 +146,8 @@ class RankModules:
         elif type(spec.loader) is SourceFileLoader and top in self._installed:
             spec.loader = _ForEachRank(spec.loader.name, spec.loader.path)
             spec.loader.execution = self._execution
+        elif type(spec.loader) is SourceFileLoader:
+            spec.loader = PartingLoader(spec.loader.name, spec.loader.path)
         return spec
 
     @contextmanager
@@ -272,7 +279,7 @@ def _is_python(place: str) -> bool:
     return not any(name.endswith(".so") or ".so." in name for _, _, names in os.walk(place) for name in names)
 
 
-class _ForEachRank(SourceFileLoader):
+class _ForEachRank(PartingLoader):
     """An installed module is executed by each rank."""
 
     execution: Callable[[str], AbstractContextManager[None]]

@@ -82,7 +82,7 @@ class SideThreads:
         patches.set(_WorkItem, "run", _runs())
         listed_threads.install(patches)
         thread_waits.install(patches, self._threads)
-        event_loops.install(patches, self._threads)
+        event_loops.install(patches, self._threads, self._simulation.remarks.setdefault)
         socket_waits.install(patches)
 
     def finish(self, rank: int) -> None:

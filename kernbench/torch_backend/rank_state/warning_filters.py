@@ -1,8 +1,8 @@
-"""Filters and recorders of warnings belong to the rank that changes them for the length of a block.
+"""Filters and recorders of warnings belong to the rank that changes them.
 
 ``warnings.catch_warnings``, ``assertWarns`` and ``pytest.warns`` replace globals of :mod:`warnings` and put back what they
 found: ranks that take turns inside such blocks would record each other's warnings and leave in another order than they
-entered. From the first such block on, these globals are each rank's own.
+entered. From the first such block on, or the first filter that one adds, these globals are each rank's own.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from kernbench.torch_backend.rank_state.module_globals import ModuleGlobals
 from kernbench.torch_backend.relies_on import Reliance
 
 _NAMES = ("filters", "showwarning", "_showwarnmsg_impl")
+_CHANGES = ("simplefilter", "filterwarnings", "resetwarnings")
 
 
 RELIES_ON = (
@@ -31,13 +32,17 @@ RELIES_ON = (
 
 
 def install(patches: Patches, modules: Callable[[], ModuleGlobals]) -> None:
-    """Notice a rank's first block."""
-    stock: Any = warnings.catch_warnings.__enter__
+    """Notice a rank's first block, and its first filter."""
 
-    @functools.wraps(stock)
-    def enter(self: Any) -> Any:
-        if current_rank() is not None:
-            modules().take(warnings, _NAMES)
-        return stock(self)
+    def noticed(stock: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(stock)
+        def change(*args: Any, **kwargs: Any) -> Any:
+            if current_rank() is not None:
+                modules().take(warnings, _NAMES)
+            return stock(*args, **kwargs)
 
-    patches.set(warnings.catch_warnings, "__enter__", enter)
+        return change
+
+    patches.set(warnings.catch_warnings, "__enter__", noticed(warnings.catch_warnings.__enter__))
+    for name in _CHANGES:
+        patches.set(warnings, name, noticed(getattr(warnings, name)))

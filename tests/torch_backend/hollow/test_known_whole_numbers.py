@@ -87,6 +87,21 @@ def test_objects_arrive_whatever_their_size(exchange, size, isolation):
     run(lambda rank: exchange(rank, size), isolation=isolation)
 
 
+def test_a_small_object_beside_a_large_one():
+    """Torch gives its bytes the size of the largest one, by ``resize_``."""
+    sizes = [5_000, 9_000, 100]
+
+    def body(rank: int) -> None:
+        found: list[Any] = [None] * RANKS
+        dist.all_gather_object(found, said(rank, sizes[rank]))
+        assert found == [said(each, sizes[each]) for each in range(RANKS)]
+        found = [None] * RANKS
+        dist.gather_object(said(rank, sizes[-1 - rank]), found if rank == 2 else None, dst=2)
+        assert rank != 2 or found == [said(each, sizes[-1 - each]) for each in range(RANKS)]
+
+    run(body)
+
+
 @pytest.mark.parametrize("isolation", ["carrier", "process"])
 def test_tensors_of_whole_numbers_go_through_every_collective(isolation):
     def body(rank: int) -> None:

@@ -17,6 +17,7 @@ import torch
 
 import kernbench
 from kernbench.runtime_api.launcher import RankProgram, run_ranks
+from kernbench.torch_backend.hollow.assumed_numbers import AssumedFloat
 from kernbench.torch_backend.rank_state import marked_source
 
 HEAD = """\
@@ -224,7 +225,25 @@ def test_for_other_values_the_code_does_what_python_does(name: str) -> None:
     assert scope["found"] == expected
 
 
-@pytest.mark.parametrize("text", ['"%d" % "a"', '"%d %d" % (1,)', '"%d" % (1, 2)', "float('x')", "int(1, 2, 3)"])
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ('float("{:.3g}".format(number))', "1.23?"),
+        ('float(f"{number:.1f} ") + 1', "2.2?"),
+        ('int("%d" % number)', "1?"),
+        ('float("nan?".strip("?"))', "nan"),
+    ],
+)
+def test_a_text_of_an_assumed_number_is_read_as_one(text: str, expected: str) -> None:
+    """As programs round numbers."""
+    scope: dict[str, Any] = {"number": AssumedFloat(1.2345)}
+    exec(marked_source.compiled(f"import math\nfound = {text}\n", "x.py"), scope)
+    assert str(scope["found"]) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ['"%d" % "a"', "float('x?')", '"%d %d" % (1,)', '"%d" % (1, 2)', "float('x')", "int(1, 2, 3)"]
+)
 def test_errors_are_pythons_at_their_lines(text: str) -> None:
     with pytest.raises((TypeError, ValueError)) as pythons:  # its words differ between versions
         eval(text)

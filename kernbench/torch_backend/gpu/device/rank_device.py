@@ -45,6 +45,7 @@ class RankDevice:
         streams_made: how many streams the program has made.
         streams_since: when it went on to other ones.
         collective_memory: where the tensors of the functional collective are that the rank is calling now.
+        collective_unknown: whether what it was given is not known: C++ copies it, and nothing is noted of the copy.
         in_custom_operation: how many custom operations it is computing, one inside the other.
         moving: whether the program itself has asked for the copy between host and SIP that torch is making now.
         moving_module: whether a module is moving its parameters and buffers.
@@ -65,6 +66,7 @@ class RankDevice:
         self.streams_made = 0
         self.streams_since: Changes = deque(maxlen=MOST)
         self.collective_memory: DeviceMemory | None = None
+        self.collective_unknown = False
         self.in_custom_operation = 0
         self.moving = self.moving_module = False
         self.compiling = False

@@ -2,6 +2,9 @@
 
 C++ has them on the CPU. torch's modules that write a storage's bytes or share its memory ask where these are, which is the
 host's memory.
+
+A slice of a storage is one of its own to C++, over the same memory. What is known of the memory is known of the whole: a tensor
+that is given a slice has the whole storage, and begins where the slice does.
 """
 
 from __future__ import annotations
@@ -13,17 +16,24 @@ from typing import Any
 import torch
 from torch.types import Device
 
+from kernbench.errors import KernbenchError
 from kernbench.torch_backend.gpu.device.devices import current_device
 from kernbench.torch_backend.gpu.tensors.placement import block_of_storage, place_storage
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
 RELIES_ON = (
-    Reliance("torch.UntypedStorage", "programs make storages, and copy them, by it", has=("device", "copy_", "is_shared")),
+    Reliance("torch.UntypedStorage", "programs make storages, and copy them, by it", has=(
+        "device", "copy_", "is_shared", "__getitem__",
+    )),
+    Reliance("torch.Tensor.set_", "a tensor is given a storage by it"),
     Reliance("torch._utils._to", "storages' `cuda` and `to` make one there, and copy to it",
              holds=lambda function: "UntypedStorage" in function.__code__.co_names),
     Reliance("sys._getframe", "whose code asks where a storage is"),
 )  # fmt: skip
+
+_PART = "_kernbench_part"
+"""The attribute of a slice that says of which storage it is, and from which byte on."""
 
 _TAKE_BYTES = frozenset(("torch.serialization", "torch.multiprocessing.reductions", "torch.package.package_exporter"))
 """Modules that ask where the bytes are."""
@@ -36,11 +46,61 @@ def install(patches: Patches) -> None:
     patches.add(cls, "__new__", staticmethod(_new(cls.__new__)))
     patches.add(cls, "copy_", _copies(cls.copy_))
     patches.add(cls, "is_shared", _shared(cls.is_shared))
+    patches.add(cls, "__getitem__", _slices(cls.__getitem__))
+    patches.add(torch.Tensor, "set_", _sets(torch.Tensor.set_))
+
+
+def _whole_of(storage: Any) -> tuple[Any, int]:
+    """The storage of which it is a slice, or itself, and the byte at which it begins there."""
+    return getattr(storage, _PART, None) or (storage, 0)
+
+
+def _slices(stock: Any) -> Any:
+    @functools.wraps(stock)
+    def getitem(self: Any, index: Any) -> Any:
+        made = stock(self, index)
+        if isinstance(index, slice):
+            whole, begin = _whole_of(self)
+            if current_device() is not None and block_of_storage(whole) is not None:
+                setattr(made, _PART, (whole, begin + index.indices(self.nbytes())[0]))
+        return made
+
+    return getitem
+
+
+def _sets(stock: Any) -> Any:
+    @functools.wraps(stock)
+    def set_(self: Any, *args: Any, **kwargs: Any) -> Any:
+        source = args[0] if args else kwargs.get("source")
+        storage = getattr(source, "_untyped_storage", source)
+        if not isinstance(storage, torch.UntypedStorage) or not hasattr(storage, _PART):
+            return stock(self, *args, **kwargs)
+        return stock(self, *_in_whole(self.dtype, storage, *args[1:], **kwargs))
+
+    return set_
+
+
+def _in_whole(
+    dtype: torch.dtype, storage: Any, storage_offset: int = 0, size: Any = None, stride: Any = None, **_: Any
+) -> tuple[Any, ...]:
+    """The arguments of ``set_`` that mean the same part of the whole storage. ``storage`` is a slice."""
+    whole, begin = _whole_of(storage)
+    first, rest = divmod(begin, dtype.itemsize)
+    if rest:
+        raise KernbenchError(
+            f"a tensor of {dtype} on a simulated GPU cannot begin at byte {begin} of a storage: an element has "
+            f"{dtype.itemsize} bytes"
+        )
+    if size is None:
+        size = (storage.nbytes() // dtype.itemsize,)
+    if stride is None:
+        stride = torch.empty(size, device="meta").stride()
+    return whole, first + storage_offset, size, stride
 
 
 def _device_of(stock: Any) -> Any:
     def device(self: Any) -> torch.device:
-        block, mine = block_of_storage(self), current_device()
+        block, mine = block_of_storage(_whole_of(self)[0]), current_device()
         if block is not None and mine is not None and sys._getframe(1).f_globals.get("__name__") not in _TAKE_BYTES:
             return torch.device("cuda", mine.index_of(block.memory.sip))
         found: torch.device = stock.__get__(self)
@@ -74,7 +134,8 @@ def _shared(stock: Any) -> Any:
 def _copies(stock: Any) -> Any:
     @functools.wraps(stock)
     def copy_(self: Any, source: Any, non_blocking: bool | None = None) -> Any:
-        if current_device() is None or not (block_of_storage(self) or block_of_storage(source)):
+        given = [_whole_of(getattr(each, "_untyped_storage", each))[0] for each in (self, source)]
+        if current_device() is None or not any(map(block_of_storage, given)):
             return stock(self, source, non_blocking)
         storages = (self, getattr(source, "_untyped_storage", source))
         target, bytes_of_source = (torch.empty(0, dtype=torch.uint8, device="cpu").set_(each) for each in storages)

@@ -158,6 +158,10 @@ _TENSOR_CLASSES: dict[str, type] = {
 """What stands for ``torch.cuda``'s types of tensors."""
 
 
+_BY_TYPE = torch.device("cuda")
+"""Where tensors are made of which a default type on a GPU is all that says it."""
+
+
 def default_device() -> object:
     """The device that ``with torch.device(...)`` or ``torch.set_default_device`` has set, None if unset."""
     C: Any = torch._C
@@ -184,8 +188,27 @@ def _made_without_modes(stock: Any) -> Any:
     return staticmethod(make)
 
 
+def _default_type(stock: Any) -> Any:
+    """``torch.set_default_tensor_type``, which may be given a type on a GPU: then it is where tensors are made, too."""
+
+    @functools.wraps(stock)
+    def set_default_tensor_type(t: Any) -> None:
+        named = t.rpartition(".")[2] if isinstance(t, str) and t.startswith("torch.cuda.") else None
+        given = _TENSOR_CLASSES.get(named) if named is not None else t
+        if not isinstance(given, _TensorKind):
+            stock(t)
+            if current_device() is not None and default_device() == _BY_TYPE:
+                torch.set_default_device(None)
+            return
+        torch.set_default_dtype(given.dtype)
+        torch.set_default_device(_BY_TYPE)
+
+    return set_default_tensor_type
+
+
 def install(patches: Patches) -> None:
     """Replace the classes."""
+    patches.set(torch, "set_default_tensor_type", _default_type(torch.set_default_tensor_type))
     patches.add(torch.Tensor, "__new__", _made_without_modes(torch.Tensor.__new__))
     torch.utils._device._device_constructors()  # it keeps what it finds: let that be torch's own functions
     for owner, classes in ((torch, _CLASSES), (torch.cuda, _TENSOR_CLASSES)):
