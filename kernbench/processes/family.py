@@ -10,10 +10,9 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from time import perf_counter  # the machine's own clock: inside ranks the time module shows virtual time
 
-from kernbench.child_processes import end_with_parent
+from kernbench.child_processes import descendants, end_with_parent
 from kernbench.errors import KernbenchError
 from kernbench.processes.channel import wires
 from kernbench.processes.rank_process import RankProcess, RankProcesses, leave, tell_where
@@ -25,16 +24,6 @@ GRACE = 0.8
 
 _DESCRIPTORS = 4
 """Files of the parent per rank: both ends of a socket, the stacks of a crash, the process."""
-
-
-def _descendants(pid: int) -> list[int]:
-    """Processes that a process has started, and those that they have."""
-    with contextlib.suppress(OSError):
-        found = [
-            int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()
-        ]
-        return [*found, *(each for child in found for each in _descendants(child))]
-    return []
 
 
 class Child(RankProcess):
@@ -67,7 +56,7 @@ class Child(RankProcess):
     def kill(self) -> None:
         """End it at once, and the processes that it has started."""
         if self.pid and self.status is None:
-            for pid in (self.pid, *_descendants(self.pid)):
+            for pid in (self.pid, *descendants(self.pid)):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
