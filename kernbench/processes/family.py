@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import select
@@ -104,9 +105,14 @@ class Family(RankProcesses):
                 self.children[rank] = Child(rank)
         except OSError as error:
             self.close_children()
+            what, limit = (
+                ("address space for the memory that it shares", "ulimit -v")
+                if error.errno == errno.ENOMEM
+                else (f"{_DESCRIPTORS} files of this one", "ulimit -n")
+            )
             raise KernbenchError(
-                f"no room for {len(ranks)} ranks that are processes, each of which takes {_DESCRIPTORS} files of this one: "
-                f"{error.strerror}. Allow more (ulimit -n), or use isolation='carrier'"
+                f"no room for {len(ranks)} ranks that are processes, each of which takes {what}: {error.strerror}. "
+                f"Allow more ({limit}), or use isolation='carrier'"
             ) from None
         super().__init__(self.children)
         self._aborting = aborting
