@@ -8,13 +8,15 @@ import os
 import signal
 import subprocess
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from time import perf_counter, sleep  # the machine's own clock
 
 _GRACE = 3.0
 """Seconds of real time that a process has to end by itself once it is asked to."""
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 36, 37
 _libc = ctypes.CDLL(None)
 
 _running: set[subprocess.Popen[str]] = set()
@@ -25,6 +27,87 @@ def end_with_parent(number: int = signal.SIGTERM) -> None:
     """In a new process: the system sends it a signal when its parent (the thread that started it) has ended."""
     if hasattr(_libc, "prctl"):
         _libc.prctl(_PR_SET_PDEATHSIG, number)
+
+
+@contextmanager
+def adopting() -> Iterator[None]:
+    """Within the block, processes whose parents have ended become children of this one, if these were its descendants."""
+    before = ctypes.c_int(0)
+    if not hasattr(_libc, "prctl") or _libc.prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(before)):
+        yield
+        return
+    _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    try:
+        yield
+    finally:
+        _libc.prctl(_PR_SET_CHILD_SUBREAPER, before.value)
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes that a process has started, and those that they have."""
+    with contextlib.suppress(OSError):
+        found = [
+            int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()
+        ]
+        return [*found, *(each for child in found for each in descendants(child))]
+    return []
+
+
+def end_descendants(which: Callable[[int], bool], seconds: float) -> None:
+    """End the descendants of this process that ``which`` is true of; those that go on for ``seconds`` of wall-clock time after
+    they were asked to, are killed."""
+    asked: set[int] = set()
+    until = perf_counter() + seconds
+    while left := [pid for pid in descendants(os.getpid()) if _runs(pid) and which(pid)]:
+        late = perf_counter() >= until
+        for pid in left:
+            if late or pid not in asked:
+                asked.add(pid)
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
+        if perf_counter() >= until + seconds:
+            return
+        sleep(_PAUSE)
+        for pid in left:
+            with contextlib.suppress(OSError):  # it is no child of this one
+                os.waitpid(pid, os.WNOHANG)
+
+
+@contextmanager
+def leaving_none(seconds: float, *, unless: Callable[[], bool]) -> Iterator[None]:
+    """What the block has started, and what that has, ends with it (:func:`end_descendants`), unless ``unless()`` is true and it
+    raises nothing."""
+    before = set(descendants(os.getpid()))
+    well = False
+    try:
+        yield
+        well = unless()
+    finally:
+        if not well:
+            end_descendants(lambda pid: pid not in before and _TRACKER not in _read(pid, "cmdline"), seconds)
+
+
+_PAUSE = 0.01
+
+_TRACKER = b"multiprocessing.resource_tracker"
+"""In the command of what removes the shared memory that processes have left: it ends after them."""
+
+
+def has_variable(pid: int, name: str, value: str) -> bool:
+    """Whether a process has begun with this in its environment."""
+    return os.fsencode(f"\0{name}={value}\0") in b"\0" + _read(pid, "environ")
+
+
+def _runs(pid: int) -> bool:
+    """Whether a process has not ended: one that its parent has not waited for is still there."""
+    return _read(pid, "stat").rpartition(b")")[2].split()[:1] not in ([], [b"Z"])
+
+
+def _read(pid: int, name: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/{name}").read_bytes()
+    except OSError:
+        return b""
 
 
 def run_child(

@@ -8,6 +8,7 @@ do.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 MOST_OF_A_MESSAGE = 20_000
 """Characters of what an exception says that are shown."""
@@ -17,19 +18,41 @@ def message_of(error: BaseException) -> str:
     """What an exception says: also one that cannot say it, and of one that says very much the beginning."""
     try:
         text = str(error)
-    except Exception as reason:
+    except _RAISED_BY_PROGRAMS as reason:
         return f"<its __str__ raised {type(reason).__name__}>"
     if len(text) <= MOST_OF_A_MESSAGE:
         return text
     return f"{text[:MOST_OF_A_MESSAGE]}... (shortened: the message has {len(text):,} characters)"
 
 
+_RAISED_BY_PROGRAMS = (Exception, SystemExit, GeneratorExit)
+"""What methods of a program's exceptions may raise. A signal, which ends the run meanwhile, is none of it."""
+
+
 def notes_of(error: BaseException) -> list[str]:
     """What has been added to an exception, whatever that is: each as text, of one that says very much the beginning."""
-    notes = getattr(error, "__notes__", None)
-    if not isinstance(notes, list | tuple):
-        return []
-    return [(each if isinstance(each, str) else repr(each))[:MOST_OF_A_MESSAGE] for each in notes]
+    try:
+        notes = getattr(error, "__notes__", None)
+        if not isinstance(notes, list | tuple):
+            return []
+        return [(each if isinstance(each, str) else repr(each))[:MOST_OF_A_MESSAGE] for each in notes]
+    except _RAISED_BY_PROGRAMS as reason:
+        return [f"<its notes raised {type(reason).__name__}>"]
+
+
+def own_attribute(error: BaseException, name: str) -> Any:
+    """What Python itself keeps of an exception (``__traceback__``, ``__cause__``), whatever its class answers."""
+    return vars(BaseException)[name].__get__(error)
+
+
+def kind_of(error: BaseException) -> tuple[str, str]:
+    """Module and qualified name of an exception's class, whatever that answers."""
+    kind = type(error)
+    name = str(vars(type)["__qualname__"].__get__(kind))
+    try:
+        return str(kind.__module__), name
+    except _RAISED_BY_PROGRAMS:
+        return "builtins", name
 
 
 class KernbenchError(RuntimeError):
@@ -59,6 +82,26 @@ class KernbenchError(RuntimeError):
         from kernbench.notebook_html import program_places, with_cells, without_repetition
 
         return [*map(with_cells, (*without_repetition(self.first_words, message_of(self)), *program_places(self)))]
+
+
+def substitute(kind: tuple[str, str], said: str) -> KernbenchError:
+    """What stands for an exception whose object cannot be had here: an error that has its name and says what it has said.
+
+    ``kind``: as :func:`kind_of` gives it.
+    """
+    module, name = kind
+    own = {"__module__": module, "__qualname__": name}
+    error: KernbenchError = type(name.rpartition(".")[2], (KernbenchError,), own)(said)
+    return error
+
+
+def usable(error: BaseException) -> BaseException:
+    """An exception; what stands for it if it does not even answer what it is an instance of."""
+    try:
+        isinstance(error, KernbenchError)
+    except _RAISED_BY_PROGRAMS:
+        return substitute(kind_of(error), message_of(error))
+    return error
 
 
 class ConfigError(KernbenchError, ValueError):

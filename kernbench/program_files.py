@@ -6,11 +6,12 @@ import os
 import pkgutil
 import sys
 import traceback
+import zipfile
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 from kernbench.errors import ConfigError
 
@@ -28,9 +29,46 @@ def compiled_program(source: bytes, path: str) -> CodeType:
     """What ``python path`` would execute. Raises :class:`ConfigError` with Python's own words if that is no Python."""
     try:
         code: CodeType = compile(source, path, "exec", dont_inherit=True)  # not this file's __future__
-    except SyntaxError as error:
-        raise ConfigError("".join(traceback.format_exception_only(error)).strip()) from None
+    except (SyntaxError, ValueError, MemoryError, RecursionError, OverflowError) as error:
+        words = "".join(traceback.format_exception_only(error)).strip()
+        if getattr(error, "filename", None) is None:  # of what is no text, or too deep
+            words = f"{path}: cannot be compiled: {words}"
+        raise ConfigError(words) from None
     return code
+
+
+class Source(NamedTuple):
+    """What Python executes of a program.
+
+    Attributes:
+        text: of the file.
+        file: its path; of one in an archive, the archive's and its name there.
+        place: what is first on ``sys.path``.
+    """
+
+    text: bytes
+    file: str
+    place: str
+
+
+def source_of(path: str) -> Source:
+    """What ``python path`` executes: a file, or ``__main__.py`` of a folder or a zip archive. Raises :class:`ConfigError`."""
+    whole = os.path.abspath(path)
+    if path and (os.path.isdir(path) or zipfile.is_zipfile(path)):
+        spec = _find_in([whole], "__main__")
+        if spec is None or not spec.has_location:
+            raise ConfigError(f"cannot run {path}: there is no __main__.py in it")
+        return Source(source_of_module(spec), str(spec.origin), whole)
+    return Source(read_program(path), whole, os.path.dirname(whole))
+
+
+def source_of_module(spec: ModuleSpec) -> bytes:
+    """The text of a module that has a file. Raises :class:`ConfigError` if it cannot be read."""
+    loader: Any = spec.loader
+    try:
+        return bytes(loader.get_data(spec.origin))
+    except OSError as error:
+        raise ConfigError(f"cannot read {spec.origin}: {error.strerror or error}") from None
 
 
 def find_module(name: str) -> ModuleSpec | None:

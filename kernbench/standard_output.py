@@ -49,7 +49,8 @@ class _WatchedFile(io.FileIO):
 
 def watch_output() -> None:
     """Have what is written to standard output and standard error remembered where it fails. Python's own streams become ones
-    that do; names of files that are no UTF-8 can be written to them."""
+    that do; names of files that are no UTF-8 can be written to them. Those that are closed (``>&-``) lead nowhere."""
+    _open_closed()
     for name, number in (("stdout", 1), ("stderr", 2)):
         stream = getattr(sys, name)
         if not isinstance(stream, io.TextIOWrapper) or stream.closed:
@@ -67,6 +68,23 @@ def watch_output() -> None:
         )  # fmt: skip
         watched.mode = "w"  # type: ignore[misc]
         setattr(sys, name, watched)
+
+
+def _open_closed() -> None:
+    """Have standard input, output and error be files: else what is opened next would be one of them, and be written to."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+        except OSError:
+            nowhere = os.open(os.devnull, os.O_RDWR)  # takes the least number that is free: this one
+            if nowhere != number:
+                os.dup2(nowhere, number)
+                os.close(nowhere)
+            os.set_inheritable(number, True)
+        if getattr(sys, name) is None:
+            stream = open(number, mode, encoding="utf-8", errors="replace", closefd=False)  # noqa: SIM115
+            setattr(sys, name, stream)
+            setattr(sys, f"__{name}__", stream)
 
 
 def require_output() -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernbench.child_processes import end_with_parent
+from kernbench.child_processes import adopting, end_descendants, end_with_parent, has_variable
 from kernbench.driver_tools import nvidia_smi
 from kernbench.errors import ConfigError, KernbenchError
 
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from kernbench.runtime_api.context import RuntimeContext
     from kernbench.topology import Topology
 
-_GRACE = 0.8
-"""Seconds of wall-clock time that a command has to end when the run is stopped."""
+GRACE = 0.8
+"""Seconds of wall-clock time that a command, and what it has started, has to end when the run is stopped."""
 
 
 def found(program: str) -> str | None:
@@ -99,7 +99,7 @@ class RankCommand:
     def _started(self, address: str, topology: Topology, more: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
         """The command's process, with ``more`` environment variables; it has ended when the block has."""
         from kernbench.driver_tools import inventory
-        from kernbench.runtime_api.joining import variables_of
+        from kernbench.runtime_api.joining import ADDRESS, variables_of
         from kernbench.torch_backend.gpu.device.software_versions import cuda_version
         from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus
         from kernbench.torch_backend.gpu.names.cuda_names import properties_of
@@ -111,15 +111,18 @@ class RankCommand:
             environ.update(
                 inventory.variables_of(inventory.idle_gpus(topology)), PATH=nvidia_smi.on_path(environ["PATH"])
             )
-        process = subprocess.Popen(self._arguments, env=environ, preexec_fn=end_with_parent)
-        try:
-            yield process
-        finally:
-            for end in (process.terminate, process.kill):
-                if process.poll() is None:
-                    end()
-                    with contextlib.suppress(subprocess.TimeoutExpired):
-                        process.wait(_GRACE)
+        with adopting():
+            process = subprocess.Popen(self._arguments, env=environ, preexec_fn=end_with_parent)
+            try:
+                yield process
+            finally:
+                for end in (process.terminate, process.kill):
+                    if process.poll() is None:
+                        end()
+                        with contextlib.suppress(subprocess.TimeoutExpired):
+                            process.wait(GRACE)
+                if process.returncode != 0:  # torchrun that is asked to end while it starts workers loses them
+                    end_descendants(lambda pid: has_variable(pid, ADDRESS, address), GRACE)
 
 
 def _tell(text: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import traceback
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import TextIO
@@ -11,11 +10,10 @@ from typing import TextIO
 import click
 
 from kernbench.advice import advice_for
-from kernbench.errors import HiddenBlockingError, NoProgressError
+from kernbench.errors import HiddenBlockingError, NoProgressError, kind_of
 from kernbench.processes.rank_process import RankDiedError
 from kernbench.scheduler import Rank, user_traceback
-from kernbench.simulation.ranks.failures import SpawnException, headed
-from kernbench.simulation.ranks.locations import is_pythons, is_users
+from kernbench.simulation.ranks.failures import SpawnException, headed, place_of
 from kernbench.standard_output import LostOutput, require_output
 from kernbench.trace.memory_report import notes_that_python_hides
 
@@ -72,7 +70,7 @@ class ShownFailures:
         shown = user_traceback(error.with_traceback(frames))
         self._show(shown)
         self._explain([error], shown)
-        click.echo(f"kernbench: failed: {type(error).__name__}", file=self._stream)
+        click.echo(f"kernbench: failed: {_name(error)}", file=self._stream)
         return True
 
     def _explain(self, errors: Collection[BaseException], shown: str) -> None:
@@ -102,7 +100,10 @@ def status_of(errors: Mapping[int, BaseException]) -> int | None:
 def _reason(error: BaseException) -> str:
     status = exit_status(error)
     if status is None:
-        return type(error).__name__
-    frames = traceback.extract_tb(error.__traceback__)
-    place = next((each for each in reversed(frames) if is_users(each.filename) and not is_pythons(each.filename)), None)
-    return f"exit code {status}" + (f" at {place.filename}:{place.lineno}" if place else "")
+        return _name(error)
+    place = place_of(error)
+    return f"exit code {status}" + (f" at {place}" if place else "")
+
+
+def _name(error: BaseException) -> str:
+    return kind_of(error)[1].rpartition(".")[2]

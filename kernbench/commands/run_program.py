@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from kernbench.commands.run_command import RankCommand, found
+from kernbench.child_processes import leaving_none
+from kernbench.commands.run_command import GRACE, RankCommand, found
 from kernbench.commands.run_failures import ShownFailures, status_of
 from kernbench.commands.run_options import LIVE
 from kernbench.commands.run_output import RunOutput
@@ -120,6 +121,7 @@ def run(asked: RunOptions, program: str, args: tuple[str, ...], variables: dict[
             schedule=asked.schedule,
             stop_after_steps=asked.stop_after_steps,
         ) as ctx,
+        leaving_none(GRACE, unless=lambda: signalled is None and not ctx.simulation.scheduler.has_given_up),
         ExitStack() as stack,
     ):
         stack.enter_context(standing_in(asked.stand_ins))

@@ -7,9 +7,10 @@ import io
 import pickle
 import socket
 import struct
-from typing import Any
+from typing import Any, NamedTuple
 
-from kernbench.errors import KernbenchError, message_of
+from kernbench.errors import kind_of, message_of, substitute
+from kernbench.simulation.ranks.failures import place_of, tell_place
 
 _LENGTH = struct.Struct("<Q")
 _READ = 1 << 16
@@ -85,8 +86,20 @@ def wires() -> tuple[Wire, Wire]:
     return Wire(here), Wire(there)
 
 
-Portable = tuple[bytes | None, str]
-"""An exception as it travels: pickled (None: it cannot be), and in words."""
+class Portable(NamedTuple):
+    """An exception as it travels.
+
+    Attributes:
+        pickled: None: it cannot be.
+        kind: as :func:`.kind_of` gives it.
+        said: what it says.
+        place: the program's line that has raised it; empty if not known.
+    """
+
+    pickled: bytes | None
+    kind: tuple[str, str]
+    said: str
+    place: str = ""
 
 
 class _ExceptionPickler(pickle.Pickler):
@@ -103,24 +116,23 @@ class _ExceptionPickler(pickle.Pickler):
 
 def portable(error: BaseException) -> Portable:
     """An exception as another process can read it."""
-    words = f"{type(error).__name__}: {message_of(error)}"
+    words = (kind_of(error), message_of(error), place_of(error))
     for pickler in (_ExceptionPickler, pickle.Pickler):
         body = io.BytesIO()
-        with contextlib.suppress(Exception):  # of this kind, or of what is in it
+        with contextlib.suppress(Exception, SystemExit, GeneratorExit):  # of this kind, or of what is in it
             pickler(body, pickle.HIGHEST_PROTOCOL).dump(error)
             pickle.loads(body.getvalue())
-            return body.getvalue(), words
-    return None, words
+            return Portable(body.getvalue(), *words)
+    return Portable(None, *words)
 
 
 def restored(portable: Portable) -> BaseException:
-    """The exception; a :class:`KernbenchError` with its words if it could not be sent, or its class is not known here."""
-    sent, words = portable
-    if sent is not None:
-        try:
-            error = pickle.loads(sent)
-        except Exception:
-            return KernbenchError(words)
-        if isinstance(error, BaseException):
-            return error
-    return KernbenchError(words)
+    """The exception; one of its name, with its words, if it could not be sent, or its class is not known here."""
+    error: object = None
+    if portable.pickled is not None:
+        with contextlib.suppress(Exception):
+            error = pickle.loads(portable.pickled)
+    if not isinstance(error, BaseException):
+        error = substitute(portable.kind, portable.said)
+    tell_place(error, portable.place)
+    return error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import os
 import select
@@ -10,10 +11,9 @@ import signal
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from time import perf_counter  # the machine's own clock: inside ranks the time module shows virtual time
 
-from kernbench.child_processes import end_with_parent
+from kernbench.child_processes import descendants, end_with_parent
 from kernbench.errors import KernbenchError
 from kernbench.processes.channel import wires
 from kernbench.processes.rank_process import RankProcess, RankProcesses, leave, tell_where
@@ -25,16 +25,6 @@ GRACE = 0.8
 
 _DESCRIPTORS = 4
 """Files of the parent per rank: both ends of a socket, the stacks of a crash, the process."""
-
-
-def _descendants(pid: int) -> list[int]:
-    """Processes that a process has started, and those that they have."""
-    with contextlib.suppress(OSError):
-        found = [
-            int(child) for path in Path(f"/proc/{pid}/task").glob("*/children") for child in path.read_text().split()
-        ]
-        return [*found, *(each for child in found for each in _descendants(child))]
-    return []
 
 
 class Child(RankProcess):
@@ -67,7 +57,7 @@ class Child(RankProcess):
     def kill(self) -> None:
         """End it at once, and the processes that it has started."""
         if self.pid and self.status is None:
-            for pid in (self.pid, *_descendants(self.pid)):
+            for pid in (self.pid, *descendants(self.pid)):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
@@ -115,9 +105,14 @@ class Family(RankProcesses):
                 self.children[rank] = Child(rank)
         except OSError as error:
             self.close_children()
+            what, limit = (
+                ("address space for the memory that it shares", "ulimit -v")
+                if error.errno == errno.ENOMEM
+                else (f"{_DESCRIPTORS} files of this one", "ulimit -n")
+            )
             raise KernbenchError(
-                f"no room for {len(ranks)} ranks that are processes, each of which takes {_DESCRIPTORS} files of this one: "
-                f"{error.strerror}. Allow more (ulimit -n), or use isolation='carrier'"
+                f"no room for {len(ranks)} ranks that are processes, each of which takes {what}: {error.strerror}. "
+                f"Allow more ({limit}), or use isolation='carrier'"
             ) from None
         super().__init__(self.children)
         self._aborting = aborting

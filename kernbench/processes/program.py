@@ -14,10 +14,10 @@ from multiprocessing.process import _children, parent_process  # type: ignore[at
 from multiprocessing.util import Finalize, _exit_function  # type: ignore[attr-defined]
 from typing import Any, NoReturn, TextIO
 
-from kernbench.errors import KernbenchError
+from kernbench.errors import KernbenchError, kind_of
 from kernbench.process_end import await_threads
 from kernbench.processes import outside
-from kernbench.processes.channel import portable
+from kernbench.processes.channel import Portable, portable
 from kernbench.processes.family import Child
 from kernbench.processes.process_results import Legacy
 from kernbench.processes.rank_process import leave, tell_nothing, tell_where
@@ -99,8 +99,8 @@ def _live(simulation: Simulation, side: RankSide, body: Callable[[], Any]) -> No
         try:
             error, trace = portable(raised), user_traceback(raised)
         except BaseException as other:  # what is shown is the program's, as its exception is
-            name = type(raised).__qualname__
-            error, trace = (None, name), f"{name} (to show it has raised {type(other).__qualname__})\n"
+            kind, why = kind_of(raised), f"to show it has raised {kind_of(other)[1]}"
+            error, trace = Portable(None, kind, why), f"{kind[1]} ({why})\n"
     with contextlib.suppress(BaseException):
         if ends:  # threads of a rank that has failed may wait for it
             await_threads()

@@ -462,7 +462,8 @@ class Relay:
         self._simulation.memories.open(self._me, sip, index)
 
     def _write(self, which: str, text: str) -> None:
-        getattr(sys, which).write(text)
+        if (stream := getattr(sys, which)) is not None:  # it is closed
+            stream.write(text)
 
     # -- its own operations ------------------------------------------------------------------------------------------
 

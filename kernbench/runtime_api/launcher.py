@@ -11,7 +11,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
@@ -19,7 +18,7 @@ from greenlet import GreenletExit
 
 from kernbench.environment_variables import variables_set
 from kernbench.errors import ConfigError
-from kernbench.program_files import compiled_program, find_module, read_program
+from kernbench.program_files import compiled_program, find_module, source_of, source_of_module
 from kernbench.runtime_api import started_processes
 from kernbench.runtime_api.adoption import Adoption
 from kernbench.runtime_api.at_exit import AtExit
@@ -50,20 +49,24 @@ class RankProgram:
     Attributes:
         code: what every rank executes.
         file: its path.
+        text: of the file, which may be a pipe.
+        place: what is first on ``sys.path`` of a script.
         package: ``__package__`` of a module, None for a script.
         argv: ``sys.argv``.
     """
 
     code: CodeType
     file: str
+    text: bytes
+    place: str
     package: str | None
     argv: tuple[str, ...]
 
     @classmethod
     def script(cls, path: str, args: Sequence[str]) -> RankProgram:
         """``python path args...``. Raises :class:`ConfigError` if it cannot be read or compiled."""
-        source = read_program(path)
-        return cls(compiled_program(source, os.path.abspath(path)), os.path.abspath(path), None, (path, *args))
+        text, file, place = source_of(path)
+        return cls(compiled_program(text, file), file, text, place, None, (path, *args))
 
     @classmethod
     def module(cls, name: str, args: Sequence[str]) -> RankProgram:
@@ -74,17 +77,16 @@ class RankProgram:
             spec = find_module(name)
         if spec is None or spec.origin is None or not spec.has_location:
             raise ConfigError(f"no module named {name!r} that could be run")
-        source = Path(spec.origin).read_bytes()
-        return cls(compiled_program(source, spec.origin), spec.origin, name.rpartition(".")[0], (spec.origin, *args))
+        text, package = source_of_module(spec), name.rpartition(".")[0]
+        return cls(compiled_program(text, spec.origin), spec.origin, text, "", package, (spec.origin, *args))
 
     def within(self, ctx: RuntimeContext) -> RankProgram:
         """As it is executed there: what it replaces is each rank's own; without data, numbers that are assumed keep their marks
         in its text."""
-        source = Path(self.file).read_bytes()
         if not ctx.simulation.engine.enable_data:
-            return replace(self, code=marked_source.compiled(source, self.file))
-        if replaced_attributes.may_replace(source):
-            return replace(self, code=replaced_attributes.compiled(source, self.file))
+            return replace(self, code=marked_source.compiled(self.text, self.file))
+        if replaced_attributes.may_replace(self.text):
+            return replace(self, code=replaced_attributes.compiled(self.text, self.file))
         return self
 
     def fresh_main(self, name: str = "__main__") -> ModuleType:
@@ -111,7 +113,7 @@ def _as_started(program: RankProgram) -> Iterator[None]:
     """``sys.argv`` and ``sys.path`` as the interpreter sets them for a script."""
     argv, path, main = sys.argv, list(sys.path), sys.modules.get("__main__")
     sys.argv = list(program.argv)
-    sys.path.insert(0, os.getcwd() if program.package is not None else os.path.dirname(program.file))
+    sys.path.insert(0, os.getcwd() if program.package is not None else program.place)
     try:
         yield
     finally:

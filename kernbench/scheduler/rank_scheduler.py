@@ -21,7 +21,7 @@ from typing import Any
 
 from greenlet import GreenletExit, getcurrent
 
-from kernbench.errors import KernbenchError, NoProgressError
+from kernbench.errors import KernbenchError, NoProgressError, kind_of, substitute, usable
 from kernbench.scheduler.carrier import Carrier
 from kernbench.scheduler.host_effects import HostEffects
 from kernbench.scheduler.policy import Policy, RoundRobin
@@ -269,16 +269,17 @@ class RankScheduler:
         rank.error, rank.traceback = error, ""
         self.failed.append(rank)
         try:
-            if isinstance(error, RaisedElsewhere):
-                rank.error, rank.traceback = error.error, error.traceback
+            if issubclass(type(error), RaisedElsewhere):  # an instance may answer for itself
+                rank.error, rank.traceback = error.error, error.traceback  # type: ignore[attr-defined]
             else:
                 rank.traceback = user_traceback(error)
+                rank.error = usable(error)
             if self.on_first_failure is not None and len(self.failed) == 1:
                 self.on_first_failure(rank)
         except BaseException as other:  # what is shown is the program's, as where: no failure is lost over it
             if not rank.traceback:
-                text = f"{type(error).__qualname__} (to show it has raised {type(other).__qualname__})"
-                rank.error, rank.traceback = KernbenchError(text), f"{text}\n"
+                kind, why = kind_of(error), f"to show it has raised {kind_of(other)[1]}"
+                rank.error, rank.traceback = substitute(kind, why), f"{kind[1]} ({why})\n"
         if self.observer is not None:
             self.observer.rank_failed(rank)
 

@@ -8,13 +8,14 @@ say nothing of the program. They are left out (and that is said) unless ``KERNBE
 from __future__ import annotations
 
 import os
+import textwrap
 import traceback
 from collections.abc import Iterator
 from functools import cache
 from importlib.util import find_spec
 from types import FrameType, TracebackType
 
-from kernbench.errors import MOST_OF_A_MESSAGE, ConfigError, message_of, notes_of
+from kernbench.errors import MOST_OF_A_MESSAGE, ConfigError, kind_of, message_of, notes_of, own_attribute
 from kernbench.own_files import is_own
 from kernbench.plurals import counted
 
@@ -32,15 +33,54 @@ def user_traceback(error: BaseException, *, full: bool | None = None) -> str:
         full: show the frames of the simulator, torch and Triton behind the program's first line, too; by default what
             ``KERNBENCH_TRACEBACK`` says. Those before it are never shown. All are if none is the program's.
     """
-    full = _wants_full() if full is None else full
+    return _report(error, _wants_full() if full is None else full, set(), 0)
+
+
+def _report(error: BaseException, full: bool, seen: set[int], depth: int) -> str:
+    """See :func:`user_traceback`; ``seen``: exceptions that are shown already, ``depth``: groups around this one."""
     parts: list[str] = []
-    for number, (each, joint) in enumerate(_chain(error)):
-        frames = _from_program(each.__traceback__)
+    for number, (each, joint) in enumerate(_chain(error, seen)):
+        every = own_attribute(each, "__traceback__")
+        frames = _from_program(every)
         shown = [frame for frame in frames if full or is_programs(frame[0].f_code.co_filename)]
-        if number and not shown and not full:  # what the simulator has caught itself
+        if number and every is not None and not shown and not full:  # what the simulator has caught itself
             continue
-        parts.insert(0, _one(each, shown or frames, len(frames) - len(shown or frames)) + (joint if number else ""))
+        if len(parts) == MOST_OF_A_CHAIN:
+            parts.append("(exceptions before these are left out)\n\n")
+            break
+        one = _one(each, shown or frames, len(frames) - len(shown or frames)) + _members(each, full, seen, depth)
+        parts.append(one + (joint if number else ""))
+    return "".join(reversed(parts))
+
+
+MOST_OF_A_CHAIN = 100
+"""Exceptions that are shown of a chain of causes, and of what a group holds: the last ones, and the first ones."""
+
+_DEEPEST = 10
+"""Groups within groups that are shown."""
+
+
+def _members(error: BaseException, full: bool, seen: set[int], depth: int) -> str:
+    """What an exception group holds, each with its own lines; empty if it is none."""
+    members = getattr(error, "exceptions", ()) if _is_group(error) else ()
+    if not members:
+        return ""
+    if depth == _DEEPEST or len(seen) > 10 * MOST_OF_A_CHAIN:
+        return "  (what it holds is left out)\n"
+    parts = []
+    for number, each in enumerate(members[:MOST_OF_A_CHAIN], 1):
+        text = _report(each, full, seen, depth + 1) or "(shown above)\n"
+        parts.append(
+            f"  +---------------- {number} ----------------\n{textwrap.indent(text, '  | ', lambda line: True)}"
+        )
+    if (more := len(members) - MOST_OF_A_CHAIN) > 0:
+        parts.append(f"  +---------------- and {more} more\n")
     return "".join(parts)
+
+
+def _is_group(error: BaseException) -> bool:
+    """Whether it is an exception group, also one of the package that Python 3.10 has for them."""
+    return any(vars(type)["__name__"].__get__(kind) == "BaseExceptionGroup" for kind in type.mro(type(error)))
 
 
 def headline(error: BaseException) -> str:
@@ -51,7 +91,7 @@ def headline(error: BaseException) -> str:
 
 def program_line(error: BaseException) -> str:
     """``FILE:LINE in FUNCTION``: the innermost line of the program that led to it; empty if there is none."""
-    for frame, line in reversed(_from_program(error.__traceback__)):
+    for frame, line in reversed(_from_program(own_attribute(error, "__traceback__"))):
         if is_programs(frame.f_code.co_filename):
             return f"{frame.f_code.co_filename}:{line} in {frame.f_code.co_name}"
     return ""
@@ -84,20 +124,20 @@ def _from_program(frames: TracebackType | None) -> list[tuple[FrameType, int]]:
     return every[first:]
 
 
-def _chain(error: BaseException) -> Iterator[tuple[BaseException, str]]:
-    """An exception and those before it, each with the words between it and the one that follows it."""
-    seen: set[int] = set()
+def _chain(error: BaseException, seen: set[int]) -> Iterator[tuple[BaseException, str]]:
+    """An exception and those before it, each with the words between it and the one that follows it; none that is ``seen``."""
     each: BaseException | None = error
     joint = ""
     while each is not None and id(each) not in seen:
         seen.add(id(each))
         yield each, joint
-        if each.__cause__ is not None:
-            each, joint = each.__cause__, _CAUSE
-        elif each.__context__ is not None and not each.__suppress_context__:
-            each, joint = each.__context__, _CONTEXT
-        else:
+        cause = own_attribute(each, "__cause__")
+        if cause is not None:
+            each, joint = cause, _CAUSE
+        elif own_attribute(each, "__suppress_context__"):
             return
+        else:
+            each, joint = own_attribute(each, "__context__"), _CONTEXT
 
 
 _CAUSE = "\nThe above exception was the direct cause of the following exception:\n\n"
@@ -126,13 +166,12 @@ def _shown(frames: list[tuple[FrameType, int]]) -> list[str]:
 
 
 def _said(error: BaseException) -> str:
-    if isinstance(error, SyntaxError) or hasattr(error, "exceptions"):  # shown in ways of their own
+    if issubclass(type(error), SyntaxError):  # shown in a way of its own
         text = "".join(traceback.format_exception_only(type(error), error))
         return text if len(text) <= MOST_OF_A_MESSAGE else f"{text[:MOST_OF_A_MESSAGE]}... (shortened)\n"
     return "".join(f"{line}\n" for line in (headline(error), *notes_of(error)))
 
 
 def _name(error: BaseException) -> str:
-    kind = type(error)
-    module = kind.__module__
-    return kind.__qualname__ if module in ("builtins", "__main__") else f"{module}.{kind.__qualname__}"
+    module, kind = kind_of(error)
+    return kind if module in ("builtins", "__main__") else f"{module}.{kind}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from kernbench.errors import KernbenchError
 from kernbench.scheduler import RankScheduler
+from kernbench.scheduler.standstill import tell
 from kernbench.sim_engine import GraphEngine
 from kernbench.simulation.drain import Drain
 from kernbench.simulation.matching.groups import Communicators
@@ -93,10 +94,10 @@ class World:
                 if scheduler.failed:
                     self._deliver_root_causes()
         except BaseException:
-            self.abort()
+            self._abort_for_a_reason()
             raise
         if scheduler.failed:
-            self.abort()
+            self._abort_for_a_reason()
             raise SpawnException(scheduler.failed)
         self.close()
         return True
@@ -154,6 +155,13 @@ class World:
             self.hosts.settle_main(self.drain.settle_time())
             self.engine.forget_unresolved()
             self.close()
+
+    def _abort_for_a_reason(self) -> None:
+        """The same, with something to raise: that ranks do not end as they are asked to is said besides."""
+        try:
+            self.abort()
+        except KernbenchError as error:
+            tell(str(error))
 
     def close(self) -> None:
         """The ranks have ended: main goes on where the last of them stopped."""

@@ -9,6 +9,7 @@ import pytest
 
 from kernbench.errors import KernbenchError
 from kernbench.processes.channel import portable, restored
+from kernbench.simulation.ranks.failures import place_of
 
 
 class Odd(Exception):
@@ -65,4 +66,13 @@ def test_one_that_cannot_travel_arrives_in_words() -> None:
 
     arrived = restored(portable(Local("why")))
     assert isinstance(arrived, KernbenchError)
-    assert str(arrived) == "Local: why"
+    assert type(arrived).__name__ == "Local"
+    assert str(arrived) == "why"
+    assert type(restored(portable(arrived))).__name__ == "Local"
+
+
+def test_where_it_was_raised_arrives_with_it() -> None:
+    for kind in (SystemExit, ValueError):
+        with pytest.raises(kind) as raised:
+            exec(compile(f"\n\nraise {kind.__name__}(3)", "/program.py", "exec"))
+        assert place_of(restored(portable(raised.value))) == place_of(raised.value) == "/program.py:3"

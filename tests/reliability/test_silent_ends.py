@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -102,3 +103,27 @@ def test_a_reader_that_wants_no_more_is_quiet(tmp_path: Path) -> None:
         said = process.stderr.read()
         assert process.wait(LIMIT) == 141
     assert "Traceback" not in said
+
+
+@isolations
+@pytest.mark.parametrize("closed", [(1,), (2,), (0, 1, 2)], ids=["output", "error", "all"])
+def test_closed_standard_streams_lead_nowhere(tmp_path: Path, closed: tuple[int, ...], isolation: str) -> None:
+    """What is opened next does not become one of them, and what is printed is no failure."""
+    said = tmp_path / "said"
+    body = f"""
+print("out")
+print("error", file=sys.stderr)
+with open({str(said)!r} + str(rank), "w") as file:
+    os.write(1, b"to output")
+    os.write(2, b"to error")
+    file.write(str(file.fileno() > 2))
+"""
+    path = write(tmp_path, body)
+    command = [*RUN, "--isolation", isolation, str(path)]
+    ended = subprocess.run(
+        command, env=ENVIRON, timeout=LIMIT, check=False, capture_output=True, text=True, stdin=subprocess.DEVNULL,
+        preexec_fn=lambda: [os.close(each) for each in closed],
+    )  # fmt: skip
+    assert ended.returncode == 0, ended.stderr
+    assert [Path(f"{said}{rank}").read_text() for rank in range(2)] == ["True", "True"]
+    assert ("ended 0" in ended.stdout) is (1 not in closed)

@@ -49,6 +49,22 @@ def test_what_is_no_handler_or_cannot_be_handled_is_refused(ranks: Ranks) -> Non
     assert ranks(body, 2) == [True, True]
 
 
+@pytest.mark.parametrize(
+    "send",
+    [lambda: signal.raise_signal(signal.SIGINT), lambda: os.kill(os.getpid(), signal.SIGINT)],
+    ids=["raise", "kill"],
+)
+def test_an_interrupt_that_a_rank_sends_itself_is_raised_there(ranks: Ranks, send: Any) -> None:
+    def body() -> int:
+        if dist.get_rank() == 1:
+            with pytest.raises(KeyboardInterrupt):
+                send()
+        dist.barrier()
+        return dist.get_rank()
+
+    assert ranks(body, 2) == [0, 1]
+
+
 def test_the_summary_says_what_does_not_reach_a_rank() -> None:
     def worker(rank: int) -> None:
         signal.signal(signal.SIGALRM, lambda number, frame: None)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
 import torch.multiprocessing
 
-from kernbench.errors import CollectiveMismatchError, DeadlockError, KernbenchError, message_of
+from kernbench.errors import CollectiveMismatchError, DeadlockError, KernbenchError, kind_of, message_of, own_attribute
 from kernbench.scheduler import Rank
 from kernbench.scheduler.tracebacks import program_line
+from kernbench.simulation.ranks.locations import is_pythons, is_users
 
 _MOST_TRACEBACKS = 8
 
@@ -40,7 +42,7 @@ class SpawnException(KernbenchError, torch.multiprocessing.ProcessRaisedExceptio
         """The kind of what the first rank raised, and the first line of what it says."""
         rank, error = next(iter(self.errors.items()))
         others = f", and {len(self.errors) - 1} more" if len(self.errors) > 1 else ""
-        return f"rank {rank}{others}: {type(error).__name__}: {message_of(error).strip().partition(chr(10))[0]}"
+        return f"rank {rank}{others}: {kind_of(error)[1]}: {message_of(error).strip().partition(chr(10))[0]}"
 
 
 def headed(rank: Rank, report: str) -> str:
@@ -76,8 +78,29 @@ def _once(rank: Rank, told: dict[str, int]) -> str:
     shared = isinstance(rank.error, (DeadlockError, CollectiveMismatchError))
     if not shared or (first := told.setdefault(message_of(rank.error), rank.index)) == rank.index:
         return rank.traceback
-    place = program_line(rank.error)
+    place = program_line(rank.error) or place_of(rank.error)
     return f"{_SAME}{type(rank.error).__name__}, in the report of process {first} above{place and f'; at {place}'}"
+
+
+def place_of(error: BaseException) -> str:
+    """``FILE:LINE``: the innermost line of the program's own files that led to an exception; empty if there is none.
+
+    Of one that has come from another process, what :func:`tell_place` has been given.
+    """
+    frames = traceback.extract_tb(own_attribute(error, "__traceback__"))
+    place = next((each for each in reversed(frames) if is_users(each.filename) and not is_pythons(each.filename)), None)
+    if place is not None:
+        return f"{place.filename}:{place.lineno}"
+    return str(own_attribute(error, "__dict__").get(_PLACE, ""))
+
+
+def tell_place(error: BaseException, place: str) -> None:
+    """Note where an exception was raised that has no traceback here."""
+    if place:
+        own_attribute(error, "__dict__")[_PLACE] = place
+
+
+_PLACE = "_kernbench_place"
 
 
 def pid_of(rank: int) -> int:

@@ -79,11 +79,12 @@ def rank_streams(who: Callable[[], int | None], prefix: str) -> Iterator[None]:
         yield
         return
     stdout, stderr = sys.stdout, sys.stderr
-    streams = RankStream(stdout, who, prefix), RankStream(stderr, who, prefix)
+    streams = [None if each is None else RankStream(each, who, prefix) for each in (stdout, stderr)]
     sys.stdout, sys.stderr = streams
     try:
         yield
     finally:
         sys.stdout, sys.stderr = stdout, stderr
         for stream in streams:
-            stream.finish()
+            if stream is not None:
+                stream.finish()
