@@ -323,9 +323,11 @@ def test_a_base_exception_in_the_scheduler_leaves_nothing_behind(ctx, monkeypatc
 @pytest.mark.usefixtures("ctrl_c")
 @each_isolation
 def test_ctrl_c_ends_the_simulation(ctx, isolation):
+    main = threading.get_ident()
+
     def worker(rank):
         if rank == 1:
-            signal.raise_signal(signal.SIGINT)
+            signal.pthread_kill(main, signal.SIGINT)  # to the process, as a terminal does
             for _ in range(1000):
                 ctx.distributed.get_rank()
         ctx.sleep(1.0)

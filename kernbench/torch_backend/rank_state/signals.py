@@ -95,7 +95,10 @@ def install(patches: Patches, remark: Callable[[str], Any], set_alarm: Callable[
     def reached(signalnum: int) -> bool:
         """Whether a signal that the running rank sends to itself was for a handler of its own."""
         rank = whose()
-        if rank is None or (handler := get_handler(signalnum)) is None or handler is signal.SIG_DFL:
+        if rank is None:
+            return False
+        handler = get_handler(signalnum)
+        if handler is signal.SIG_DFL:
             return False
         if handler is not signal.SIG_IGN:
             if wakeups.get(rank, -1) >= 0:
