@@ -60,7 +60,7 @@ REFUSED: tuple[tuple[Row, str], ...] = (
     ({"data": "folded", "memory": "weak"}, r"memory='weak' is about values: it needs data"),
     (
         {"program": "symmetric_memory", "isolation": "process"},
-        r"symmetric memory: ranks that are processes have no memory",
+        r"symmetric memory: the signal pad of rank \d is out of reach: ranks that are processes",
     ),
     ({"isolation": "process", "memory": "weak"}, r"isolation='process': what nothing orders .* with memory='weak'"),
     ({"isolation": "process", "data": "folded"}, r"ranks='auto' needs isolation='carrier'"),

@@ -361,12 +361,14 @@ def test_a_client_waits_for_a_rank_in_virtual_time(tmp_path: Path) -> None:
         assert 0.02 < ended < 0.04, "20 products of 1.1e12 operations each, at 6 to 8e14 a second"
 
 
+@pytest.mark.long  # processes that import torch
 def test_a_thread_of_a_rank_brings_what_a_client_asks(tmp_path: Path) -> None:
     first, *others = _run(tmp_path, THREAD)
     assert 0.02 < first < 0.04
     assert others == pytest.approx([first, first], rel=1e-3)
 
 
+@pytest.mark.long  # processes that import torch
 def test_an_engine_whose_scheduler_is_no_rank_tells_of_its_requests(tmp_path: Path) -> None:
     run = [*RUN[:-1], "--json", "result.json", "--"]
     assert _output(tmp_path, ENGINE, run) == ""
@@ -383,6 +385,7 @@ def test_loops_that_look_at_shared_memory(tmp_path: Path) -> None:
     assert 0.01 < took[0] < 0.02
 
 
+@pytest.mark.long  # processes that import torch
 def test_a_server_over_sockets_and_its_clients(tmp_path: Path) -> None:
     first = _run(tmp_path, SOCKETS)
     assert [at for at, _, _ in first] == pytest.approx([0.0, 0.0, 0.0, 0.0], abs=1e-6)

@@ -112,6 +112,7 @@ class KernelLauncher:
         say: takes what is assumed of launches, for the summary.
         memory: what their pointers point to.
         last: the operation of the last launch.
+        maps: whether a kernel on a GPU reaches a tensor of the host, as it does one in pinned memory.
         looks: what a look at launches found, by program and shapes.
         sampled: what launches cost that were only counted, by program and shapes.
     """
@@ -126,6 +127,7 @@ class KernelLauncher:
     say: Callable[[str], None]
     memory: KernelMemory = field(init=False)
     last: Operation | None = field(default=None, init=False)
+    maps: Callable[[torch.Tensor], bool] = field(default=lambda _: False, init=False)
     looks: dict[object, Look] = field(default_factory=dict, init=False)
     sampled: dict[object, Cost] = field(default_factory=dict, init=False)
 
@@ -159,6 +161,20 @@ class KernelLauncher:
                 self.streams.note_assumed(tensor)
         return computed
 
+    def _require_reach(self, launch: Launch, tensors: Sequence[torch.Tensor]) -> None:
+        """Of tensors of which some are on a GPU none is in the host's memory, unless the GPU reaches that."""
+        stored_of = self.streams.stored_of
+        far = [each for each in tensors if not isinstance(stored_of(each), Block) and not tells_of_looks(each)]
+        if not far or len(far) == len(tensors):
+            return
+        for each in far:
+            if each.numel() and not self.maps(each):
+                at = next(place for place, arg in enumerate(launch.args) if arg is each)
+                raise ValueError(
+                    f"Pointer argument (at {at}) cannot be accessed from Triton (cpu tensor?): kernel {launch.name} is given a "
+                    f"tensor {tuple(each.shape)} of the host beside tensors on a GPU"
+                )
+
     def submit(self, launch: Launch) -> None:
         """Enqueue a launch on the running rank's stream."""
         if self.hosts.inside_kernel:
@@ -166,6 +182,7 @@ class KernelLauncher:
                 f"kernel {launch.name} was launched from inside a kernel: launch it from the rank's program"
             )
         tensors = [arg for arg in launch.args if isinstance(arg, torch.Tensor)]
+        self._require_reach(launch, tensors)
         launch.args = [plain(arg) if isinstance(arg, torch.Tensor) else arg for arg in launch.args]
         host = self.hosts.current()
         launch.rank, launch.cold, launch.in_graph = host.rank, host.cold, host.in_graph

@@ -33,6 +33,7 @@ from kernbench.torch_backend.gpu.kernels import (
     program_kernels,
     recurrent_layers,
 )
+from kernbench.torch_backend.gpu.tensors.pinning import is_pinned
 from kernbench.torch_backend.gpu.tensors.placement import block_of
 from kernbench.torch_backend.hollow.executor import HollowValues
 from kernbench.torch_backend.modes import plain_torch
@@ -304,6 +305,7 @@ class Devices:
     def open(self, hosts: HostDevices) -> None:
         """Give torch the simulated GPUs of a simulation."""
         self.bind(hosts)
+        hosts.simulation.kernels.maps = is_pinned
         torch._C._ensureCUDADeviceGuardSet()
         _allocating.append(self)
         self._library = torch.library.Library("aten", "IMPL", "CUDA")

@@ -1,0 +1,40 @@
+"""A kernel on a GPU reaches the host's memory where that is pinned; another tensor of the host is refused in Triton's words."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import kernbench
+
+
+@triton.jit
+def _add(x, y, out, n, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(out + at, tl.load(x + at, at < n) + tl.load(y + at, at < n), at < n)
+
+
+@pytest.mark.parametrize("data", [True, False])
+def test_what_a_kernel_reaches(data: bool) -> None:
+    def worker(rank: int) -> None:
+        x, out, host = torch.ones(8, device="cuda"), torch.empty(8, device="cuda"), torch.ones(8)
+        with pytest.raises(
+            ValueError, match=r"Pointer argument \(at 1\) cannot be accessed from Triton \(cpu tensor\?\)"
+        ):
+            _add[1,](x, host, out, 8, BLOCK=8)
+        _add[1,](x, host.pin_memory(), out, 8, BLOCK=8)
+        _add[1,](x, torch.empty(0), out, 0, BLOCK=8)
+        assert not data or out.eq(2).all()
+
+    with kernbench.simulate("dgx_h100", enable_data=data) as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=1)
+
+
+def test_tensors_of_the_host_alone() -> None:
+    """Kernels of a program without GPUs run on the host's tensors."""
+    x, out = torch.ones(8), torch.empty(8)
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(lambda rank: _add[1,](x, x, out, 8, BLOCK=8), nprocs=1)
+    assert out.eq(2).all()
