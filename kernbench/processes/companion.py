@@ -90,9 +90,8 @@ class Companion:
         self._numbers = count(1)
         self._waiting: dict[int, Callable[[], None]] = {}
         self._listens = False
-        self._end = _socket.socket(
-            socket.AF_UNIX, socket.SOCK_SEQPACKET
-        )  # none of the program's, whose waits are reported
+        # none of the program's, whose waits are reported
+        self._end = _socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             self._end.connect("\0" + self._name)
             self._end.send(self._key.encode())

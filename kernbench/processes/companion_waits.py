@@ -21,9 +21,11 @@ from _thread import allocate_lock
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing import connection
-from typing import Any
+from typing import Any, TypeVar
 
 from kernbench.processes.companion import ADDRESS, STANDS_FOR, Companion, clocks, stock_clock
+
+Found = TypeVar("Found")
 
 _here: list[tuple[Companion, list[tuple[Any, str, Any]]]] = []
 """This process as a companion, and what was replaced: owner, name and what was there."""
@@ -188,16 +190,22 @@ def _condition_wait(companion: Companion, stock: Callable[..., bool]) -> Callabl
 
 
 class _Alarm:
-    """A file that becomes readable when time has passed."""
+    """A file that becomes readable when time has passed.
+
+    Attributes:
+        rang: whether it has.
+    """
 
     def __init__(self, companion: Companion, seconds: float) -> None:
         self.file = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self.rang = False
         self._companion = companion
         self._lock = allocate_lock()
         self._number = companion.timer(seconds, self._ring)
 
     def _ring(self) -> None:
         with self._lock:
+            self.rang = True
             if self.file >= 0:
                 os.eventfd_write(self.file, 1)
 
@@ -209,27 +217,46 @@ class _Alarm:
             self.file = -1
 
 
+def _found(
+    companion: Companion, limit: float | None, look: Callable[[], Found], block: Callable[[_Alarm | None], object]
+) -> Found:
+    """What ``look()`` finds, as soon as it finds something, or when ``limit`` seconds have passed.
+
+    ``block`` returns when it may have, or when the alarm's file is readable, if it is given one. Another thread may be quicker.
+    """
+    found = look()
+    if found or limit == 0:
+        return found
+    alarm = None if limit is None else _Alarm(companion, limit)
+    try:
+        while not found and not (alarm is not None and alarm.rang):
+            block(alarm)
+            companion.go_on()
+            found = look()
+        return found
+    finally:
+        if alarm is not None:
+            alarm.close()
+
+
 def _select(companion: Companion, stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def select(self: Any, timeout: float | None = None) -> Any:
         if (timeout is not None and timeout <= 0) or not companion.open:
             return stock(self, timeout)
-        if found := stock(self, 0):
-            return found
-        if timeout is None:
-            stock(self, None)
-        else:
-            alarm, waits = _Alarm(companion, timeout), self._selector
-            try:  # of files that were not registered with the selector itself it tells nothing
-                waits.register(alarm.file, selectors.EVENT_READ)
-                try:
-                    stock(self, None)
-                finally:
-                    waits.unregister(alarm.file)
+
+        def block(alarm: _Alarm | None) -> None:
+            if alarm is None:
+                stock(self, None)
+                return
+            waits = self._selector  # of files that were not registered with the selector itself it tells nothing
+            waits.register(alarm.file, selectors.EVENT_READ)
+            try:
+                stock(self, None)
             finally:
-                alarm.close()
-        companion.go_on()
-        return stock(self, 0)
+                waits.unregister(alarm.file)
+
+        return _found(companion, timeout, lambda: stock(self, 0), block)
 
     return select
 
@@ -240,33 +267,22 @@ def _reading(companion: Companion, stock: Callable[..., Any]) -> Callable[..., A
     @functools.wraps(stock)
     def read(self: Any, *args: object, **kwargs: object) -> Any:
         limit = self.gettimeout() if isinstance(self, socket.socket) else None
-        if companion.open and limit != 0 and not _await_readable(companion, self.fileno(), limit):
-            raise TimeoutError("timed out")
+        file = self.fileno()
+        if companion.open and limit != 0 and file >= 0:  # of one that is closed, reading it says so
+            waiting = select.poll()
+            waiting.register(file, select.POLLIN)
+
+            def block(alarm: _Alarm | None) -> None:
+                with_it = select.poll()
+                for each in (file,) if alarm is None else (file, alarm.file):
+                    with_it.register(each, select.POLLIN)
+                with_it.poll()
+
+            if not _found(companion, limit, lambda: waiting.poll(0), block):
+                raise TimeoutError("timed out")
         return stock(self, *args, **kwargs)
 
     return read
-
-
-def _await_readable(companion: Companion, file: int, limit: float | None) -> bool:
-    """Wait until something is there to read; False if ``limit`` seconds have passed before."""
-    if file < 0:  # it is closed, which reading it says
-        return True
-    waiting = select.poll()
-    waiting.register(file, select.POLLIN)
-    if waiting.poll(0):
-        return True
-    if limit is None:
-        waiting.poll()
-    else:
-        alarm = _Alarm(companion, limit)
-        try:
-            waiting.register(alarm.file, select.POLLIN)
-            waiting.poll()
-            waiting.unregister(alarm.file)
-        finally:
-            alarm.close()
-    companion.go_on()
-    return bool(waiting.poll(0))
 
 
 def _giving_way(companion: Companion, stock: Callable[[], None]) -> Callable[[], None]:
@@ -285,23 +301,21 @@ def _zmq_poll(companion: Companion, poller: Any, stock: Callable[..., Any]) -> C
     def poll(self: Any, timeout: float | None = None) -> Any:
         if not companion.open:
             return stock(self, timeout)
-        found = stock(self, 0)
-        if found or timeout == 0:
+        if timeout == 0:
+            found = stock(self, 0)
             companion.found(bool(found))
             return found
-        if timeout is None or timeout < 0:
-            stock(self, timeout)
-        else:
-            alarm, with_it = _Alarm(companion, timeout / 1e3), poller()
-            try:
-                for each, events in self.sockets:
-                    with_it.register(each, events)
+
+        def block(alarm: _Alarm | None) -> None:
+            with_it = poller()
+            for each, events in self.sockets:
+                with_it.register(each, events)
+            if alarm is not None:
                 with_it.register(alarm.file, _NO_WAIT)
-                stock(with_it, None)
-            finally:
-                alarm.close()
-        companion.go_on()
-        return stock(self, 0)
+            stock(with_it, None)
+
+        limit = None if timeout is None or timeout < 0 else timeout / 1e3
+        return _found(companion, limit, lambda: stock(self, 0), block)
 
     return poll
 
@@ -311,16 +325,16 @@ def _zmq_recv(companion: Companion, zmq: Any, stock: Callable[..., Any]) -> Call
     def recv(self: Any, flags: int = 0, *args: object, **kwargs: object) -> Any:
         if not companion.open:
             return stock(self, flags, *args, **kwargs)
+        only_looks = bool(flags & _NO_WAIT)
         try:
             came = stock(self, flags | _NO_WAIT, *args, **kwargs)
         except zmq.Again:
-            if not flags & _NO_WAIT:
-                came = stock(self, flags, *args, **kwargs)
-                companion.go_on()
-                return came
-            companion.found(False)
-            raise
-        if flags & _NO_WAIT:
+            if only_looks:
+                companion.found(False)
+                raise
+            came = stock(self, flags, *args, **kwargs)
+            companion.go_on()
+        if only_looks:
             companion.found(True)
         return came
 

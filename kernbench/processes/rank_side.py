@@ -281,7 +281,7 @@ class RankSide(Uplink):
         """Each group has as many numbers as there are uses of its members."""
         found = self._numbers.get(id(group))
         if found is None:
-            at = next(at for at, each in enumerate(self._groups) if each.companion(group.use) is group)
+            at = next(at for at, each in enumerate(self._groups) if each.used_for(group.use) is group)
             found = self._numbers[id(group)] = at * len(USES) + group.use
         return found
 

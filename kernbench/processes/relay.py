@@ -550,7 +550,7 @@ class Relay:
     def _group_of(self, number: int) -> Communicator:
         """Each group has as many numbers as there are uses of its members."""
         at, use = divmod(number, len(USES))
-        return self._groups[at].companion(use)
+        return self._groups[at].used_for(use)
 
     def _made(
         self, number: int, fields: _Fields, clock: float, stream: str, sip: int, brought: Brought | None

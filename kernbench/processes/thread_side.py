@@ -95,15 +95,13 @@ class ThreadSide:
 
     def wait(self, notice: Notice, seconds: float | None = None) -> bool:
         """See :meth:`RankThreads.wait`."""
-        begin = self.time()
-        while True:
+        begin, left = self.time(), seconds
+        while self._is_interrupted(notice, left) and (left is None or left > 0):
             left = None if seconds is None else seconds - (self.time() - begin)
-            self._await(notice, left)
-            if notice.told or not self._interrupted or (seconds is not None and self.time() - begin >= seconds):
-                return notice.told
-            self._interrupted = False
+        return notice.told
 
-    def _await(self, notice: Notice, seconds: float | None) -> None:
+    def _is_interrupted(self, notice: Notice, seconds: float | None) -> bool:
+        """Wait; whether that has ended for a signal alone."""
         key = self._awaited[notice] = next(self._keys)
         if seconds is not None:
             self._limits[notice] = seconds
@@ -117,6 +115,7 @@ class ThreadSide:
                 self._mains = None
             del self._awaited[notice]
             self._limits.pop(notice, None)
+        return mains and self._interrupted and not notice.told
 
     def _interrupt(self) -> None:
         """A signal has come while the main thread waits: it goes on in its order, has the handler called, and waits again."""

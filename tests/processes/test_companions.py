@@ -273,6 +273,46 @@ if __name__ == "__main__":
         server.join()
 """
 
+# Two threads accept connections without a limit, and two look at one selector: what comes is for one of them
+SEVERAL = """
+import selectors, socket, threading, time
+import aiohttp
+
+def accept(server):
+    end, _ = server.accept()
+    accepted.append(round(time.perf_counter()))
+    end.close()
+
+def look(name):
+    found = seen.select()
+    if reading.recv(1):
+        looked.append(len(found))
+
+accepted, looked = [], []
+with socket.create_server(("127.0.0.1", 0)) as server:
+    threads = [threading.Thread(target=accept, args=(server,)) for _ in range(2)]
+    for each in threads:
+        each.start()
+    for _ in range(2):
+        time.sleep(1)
+        with socket.create_connection(server.getsockname()):
+            time.sleep(1)
+    for each in threads:
+        each.join()
+reading, writing = socket.socketpair()
+seen = selectors.DefaultSelector()
+seen.register(reading, selectors.EVENT_READ)
+threads = [threading.Thread(target=look, args=(at,)) for at in range(2)]
+for each in threads:
+    each.start()
+for _ in range(2):
+    time.sleep(1)
+    writing.send(b"x")
+for each in threads:
+    each.join()
+print([accepted, looked])
+"""
+
 # A server that waits for its threads is to end, and handles it
 ENDED = """
 import multiprocessing as mp, queue, signal, threading, time
@@ -402,6 +442,10 @@ def test_what_is_sent_at_one_time_is_found_at_once(tmp_path: Path) -> None:
     *found, waited = _output(tmp_path, BATCHES).split()
     assert found == ["2"] * 6
     assert float(waited) == pytest.approx(10, abs=1e-6), "the limit of a socket is virtual"
+
+
+def test_what_comes_is_for_one_of_several_threads(tmp_path: Path) -> None:
+    assert _run(tmp_path, SEVERAL) == [[1, 3], [1, 1]]
 
 
 def test_a_rank_that_waits_handles_a_signal(tmp_path: Path) -> None:

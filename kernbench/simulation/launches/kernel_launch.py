@@ -164,7 +164,7 @@ class KernelLauncher:
     def _require_reach(self, launch: Launch, tensors: Sequence[torch.Tensor]) -> None:
         """Of tensors of which some are on a GPU none is in the host's memory, unless the GPU reaches that."""
         stored_of = self.streams.stored_of
-        far = [each for each in tensors if not isinstance(stored_of(each), Block) and not tells_of_looks(each)]
+        far = [each for each in tensors if type(stored_of(each)) is not Block and not tells_of_looks(each)]
         if not far or len(far) == len(tensors):
             return
         for each in far:

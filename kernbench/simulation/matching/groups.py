@@ -208,7 +208,7 @@ class Communicator:
         self._number = ""
         self._mine: Numbered | None = None
         self.use = 0
-        self._companions: dict[int, Communicator] = {}
+        self._by_use: dict[int, Communicator] = {}
         self._sips: dict[int, tuple[int, Location]] = {}
         self.sips: tuple[int, ...] = ()
         self._plans: dict[Signature, CallPlan] = {}
@@ -243,21 +243,21 @@ class Communicator:
     @property
     def monitors(self) -> Communicator:
         """The same members, for barriers that are no collectives of the group: messages that rank 0 gets of the others."""
-        return self.companion(_MONITORS)
+        return self.used_for(_MONITORS)
 
     @property
     def peers(self) -> Communicator:
         """The same members, for collectives in each other's memory: on a stream apart from the library's."""
-        return self.companion(_PEERS)
+        return self.used_for(_PEERS)
 
-    def companion(self, use: int) -> Communicator:
+    def used_for(self, use: int) -> Communicator:
         """The communicator of the same members for one of the :data:`USES`; the group itself for 0."""
-        found = self._companions.get(use) if use else self
+        found = self._by_use.get(use) if use else self
         if found is None:
             name, stream = USES[use]
             found = Communicator(name.format(self.name), self.ranks, stream.format(self.stream), self.players)
             found.use = use
-            self._companions[use] = found
+            self._by_use[use] = found
         return found
 
     @property

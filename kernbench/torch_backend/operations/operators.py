@@ -33,7 +33,7 @@ from kernbench.torch_backend.gpu.kernels.wide_products import widened
 from kernbench.torch_backend.gpu.memory.unwritten_parameters import marking
 from kernbench.torch_backend.operations import semantics
 from kernbench.torch_backend.operations.flop_formulas import formula_of
-from kernbench.torch_backend.operations.library_operators import TABLE
+from kernbench.torch_backend.operations.library_operators import TABLE, LibraryOperator
 from kernbench.torch_backend.relies_on import Reliance
 
 
@@ -191,6 +191,7 @@ class TorchOperator:
         mutates: its schema says that it writes.
         higher_order: it is given functions besides tensors.
         one_kernel: it is an operator of a compiled library, by its stand-in.
+        program: the same of one that launches others and is no kernel itself; None: it is none.
         without_values: it is an operator of a stand-in, which does not compute it.
         stock: for one that a rank's program computes by a kernel of its own on GPUs: what it is everywhere else.
     """
@@ -223,6 +224,7 @@ class TorchOperator:
         self.resizes = self.returns_written = self.writes_out = self.writes_all = self.changes = self.mutates = False
         self.shapes_only = self.chooses = self.makes_nested = self.sized = self.by_signature = False
         self.one_kernel = self.without_values = False
+        self.program: LibraryOperator | None = None
         self.on_host = -1
         self._unsaid: tuple[int, tuple[tuple[int, str], ...]] | None = None
         if not self.higher_order:
@@ -241,7 +243,8 @@ class TorchOperator:
             self.title = self.name
         matrix = is_matrix_operation(self.name)
         compiled = TABLE.get(func.name())
-        self.one_kernel = compiled is not None and not compiled.launches
+        self.program = compiled if compiled is not None and compiled.launches else None
+        self.one_kernel = compiled is not None and self.program is None
         self.without_values = compiled is not None and compiled.value is None
         self.multiplies = self.kind == CUSTOM or matrix or self.one_kernel or formula_of(func) is not None
         self.check = refusal_of(func)
@@ -388,9 +391,8 @@ class TorchOperator:
             return _implementation(func)(*args, **kwargs)
         if on_gpu and func.name() in COMPOSED:
             return COMPOSED[func.name()](*args, **kwargs)
-        compiled = TABLE.get(func.name())
-        if compiled is not None and compiled.launches:
-            return compiled(*args, **kwargs)
+        if self.program is not None:
+            return self.program(*args, **kwargs)
         if self.kind == COMPOSITE and func._can_decompose():
             return func.decompose(*args, **kwargs)
         given = [
