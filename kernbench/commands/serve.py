@@ -47,14 +47,14 @@ ENGINES = {
               "[default: 0 for kernbench's engine, all for vLLM, whose ranks exchange objects]")  # fmt: skip
 @click.option("--data/--no-data", default=False, help="Compute values: for small models.  [default: no-data]")
 @run_options("trace", "report_file", "json")
-@click.argument("options", nargs=-1, type=click.UNPROCESSED)
+@click.argument("options", nargs=-1, type=click.UNPROCESSED, metavar="[ENGINE_OPTIONS]...")
 def command(
     engine: str, model: Path, tp: int, nodes: int, system: str, requests: str, goodput: str | None, ranks: str | None,
     data: bool, json: str | None, trace: str | None, report_file: str | None, options: tuple[str, ...],
 ) -> None:  # fmt: skip
     """Run a serving engine with made-up weights of a model, answer requests, and print latencies and rates.
 
-    OPTIONS are the engine's own: --longest 4096 --budget 2048 --sequences 128 --eager ... of kernbench's, those of vLLM's
+    ENGINE_OPTIONS are: --longest 4096 --budget 2048 --sequences 128 --eager ... of kernbench's own engine, those of vLLM's
     engine (--max-num-seqs 128 --enforce-eager ...) of vLLM's. It is kernbench run with --no-data and the engine's module;
     --tp 8 of systems and rates is a sweep by kernbench what-if (docs/serving.md).
     """
