@@ -162,10 +162,10 @@ class KernelLauncher:
         return computed
 
     def _require_reach(self, launch: Launch, tensors: Sequence[torch.Tensor]) -> None:
-        """Of tensors of which some are on a GPU none is in the host's memory, unless the GPU reaches that."""
-        stored_of = self.streams.stored_of
-        far = [each for each in tensors if type(stored_of(each)) is not Block and not tells_of_looks(each)]
-        if not far or len(far) == len(tensors):
+        """Beside tensors on a GPU none is in the host's memory, unless the GPU reaches that (the context's are with both)."""
+        named = [each for each in tensors if not tells_of_looks(each)]
+        far = [each for each in named if type(self.streams.stored_of(each)) is not Block]
+        if not far or len(far) == len(named):
             return
         for each in far:
             if each.numel() and not self.maps(each):
