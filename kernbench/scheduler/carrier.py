@@ -72,12 +72,15 @@ class Baton:
         ended: carriers whose body has ended and whose front has not been notified.
         unwinding: whether the thread that gets it is to end.
         given_up: whether one has been given up that goes on.
+        is_lent: whether main waits until it is given back, and may be interrupted.
+        ending: raises what ends the run, once main may be interrupted.
     """
 
     def __init__(self, choose: Callable[[], Carrier | None]) -> None:
         self.holder: Carrier | None = None
         self.ended: list[Carrier] = []
-        self.unwinding = self.given_up = False
+        self.unwinding = self.given_up = self.is_lent = False
+        self.ending: Callable[[], None] | None = None
         self._choose = choose
         self._failure: BaseException | None = None
         self._home = allocate_lock()
@@ -89,16 +92,27 @@ class Baton:
         Raises what :meth:`fail` was called with. One that is to be unwound while it waits for the world is given up after a
         while.
         """
-        self._give_to(carrier)
-        if not carrier.started:
-            carrier.start()  # it finds that it is its turn: the body runs without another change of thread
-        if self.unwinding and not carrier.away:
-            self._await_end()
-        elif not self._home.acquire(timeout=PATIENCE if carrier.away else -1):
-            carrier.stuck, self.holder = True, None
+        self.is_lent = True
+        try:
+            self.end()
+            self._give_to(carrier)
+            if not carrier.started:
+                carrier.start()  # it finds that it is its turn: the body runs without another change of thread
+            if self.unwinding and not carrier.away:
+                self._await_end()
+            elif not self._home.acquire(timeout=PATIENCE if carrier.away else -1):
+                carrier.stuck, self.holder = True, None
+        finally:
+            self.is_lent = False
         if self._failure is not None:
             failure, self._failure = self._failure, None
             raise failure
+
+    def end(self) -> None:
+        """In main: raise what ends the run, if a signal has come that does."""
+        end, self.ending = self.ending, None
+        if end is not None:
+            end()
 
     def _await_end(self) -> None:
         """The thread that has the baton has been asked to end: it has what time it takes for that, but not to go on."""

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
+from functools import partial
 from os import getpid
 from typing import Any, TypeVar
 
@@ -72,11 +73,11 @@ class HostEffects:
         return cls(**{name: name in chosen for name in names})
 
     @contextmanager
-    def in_force(self, on_interrupt: Callable[[], None], *, threads: bool) -> Iterator[None]:
+    def in_force(self, on_interrupt: Callable[[Callable[[], None]], None], *, threads: bool) -> Iterator[None]:
         """For the length of a block, while ranks run.
 
         Args:
-            on_interrupt: called on Ctrl-C, before KeyboardInterrupt is raised.
+            on_interrupt: called on Ctrl-C, with what raises KeyboardInterrupt, which is to be called there or soon after.
             threads: whether ranks run on threads of their own.
         """
         with ExitStack() as stack:
@@ -234,16 +235,18 @@ def with_room(begin: Callable[[], T]) -> T:
 
 
 @contextmanager
-def interruptible(on_interrupt: Callable[[], None]) -> Iterator[None]:
-    """Call ``on_interrupt`` before a signal ends the run, wherever the main thread is: Ctrl-C as Python handles it by itself,
-    and what :func:`~kernbench.scheduler.interruption.ending_signals` handles."""
+def interruptible(on_interrupt: Callable[[Callable[[], None]], None]) -> Iterator[None]:
+    """Call ``on_interrupt`` when a signal is to end the run, wherever the main thread is, with what raises the exception that
+    ends it: Ctrl-C as Python handles it by itself, and what :func:`~kernbench.scheduler.interruption.ending_signals` handles.
+    """
     before: dict[int, Any] = {}
     process = getpid()
 
     def interrupt(signum: int, frame: Any) -> None:
         if getpid() == process:
-            on_interrupt()
-        before[signum](signum, frame)
+            on_interrupt(partial(before[signum], signum, frame))
+        else:
+            before[signum](signum, frame)
 
     if threading.current_thread() is threading.main_thread():
         for each in DEFAULTS:

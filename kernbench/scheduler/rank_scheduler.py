@@ -353,11 +353,12 @@ class RankScheduler:
         """Whether a signal from outside ends the ranks."""
         return self._turns.interrupted
 
-    def _interrupted(self) -> None:
+    def _interrupted(self, end: Callable[[], None]) -> None:
         self._turns.interrupted = True
         standstill = self._standstill
         if standstill is not None and (seconds := standstill.seconds) > SHORT:
             tell(standstill.report(seconds))
+        self.runner.interrupt(end)
 
     def run_ready(self) -> int:
         """In main: run until no greenlet is ready, or a rank has failed. Returns the number of resumptions."""
@@ -395,10 +396,10 @@ class RankScheduler:
             for target in raw:
                 _unwind_raw(target)
         finally:
-            self.runner.settle()
             self.runner.unwind(False)
-            self.ready.clear()
             self.aborting = False
+            self.runner.settle()  # may raise what a signal is to
+            self.ready.clear()
         if stubborn:
             raise KernbenchError(
                 f"rank {', '.join(map(str, stubborn))} caught SystemExit {_UNWIND_ATTEMPTS} times while being unwound: an "

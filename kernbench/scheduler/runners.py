@@ -64,6 +64,10 @@ class Runner:
     def run(self) -> None:
         """In main: resume greenlets until none is ready, or a rank has failed."""
 
+    def interrupt(self, end: Callable[[], None]) -> None:
+        """In the main thread, wherever that is: a signal ends the run, as soon as ``end`` is called, which raises."""
+        end()
+
     def settle(self) -> None:
         """In main, when all ranks have been unwound: let what fronts them end, too."""
 
@@ -213,10 +217,19 @@ class CarrierRunner(Runner):
                 elif not target.dead:
                     target.throw(error)
                 self._end_fronts()
+                self.baton.end()
                 if turns.failed:
                     break
         finally:
             self._running = False
+
+    def interrupt(self, end: Callable[[], None]) -> None:
+        """See :class:`Runner`. What is raised while a front goes to main, or comes from there, would be its rank's: then main
+        raises it, or the front as soon as it waits."""
+        if getcurrent() in self._carriers and not self.baton.is_lent:
+            self.baton.ending = end
+        else:
+            end()
 
     def _next(self) -> Carrier | None:
         """In a carrier's thread that is about to wait: pick the next rank, as main would.
@@ -253,6 +266,7 @@ class CarrierRunner(Runner):
         """See :class:`Runner`."""
         self._end_fronts()
         self._picked = None
+        self.baton.end()
 
     @property
     def says_standstill(self) -> bool:  # type: ignore[override]

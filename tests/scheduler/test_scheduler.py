@@ -220,6 +220,60 @@ def test_ctrl_c_while_main_is_in_the_front_of_another_carrier():
     assert not any(carrier_of(rank).thread.is_alive() for rank in scheduler.ranks)
 
 
+def _run_to_the_end(scheduler):
+    while scheduler.live_count:
+        scheduler.run_ready()
+        for rank in scheduler.ranks:
+            scheduler.make_ready(rank.greenlet)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("when", ["before the thread runs", "before it goes to main", "when it comes from main"])
+def test_ctrl_c_between_main_and_a_carrier_is_mains(monkeypatch, when):
+    """It was the rank's, which it ended with a traceback; the run went on without it, to a deadlock."""
+    scheduler = RankScheduler()
+    begun, cleaned, interrupted = [], [], []
+
+    def interrupt():
+        if len(interrupted) < 1:
+            interrupted.append(True)
+            signal.raise_signal(signal.SIGINT)
+
+    leave = Carrier._leave
+
+    def leaves(carrier, to_main, *args):
+        if when == "before it goes to main":
+            interrupt()
+        if when != "when it comes from main":
+            return leave(carrier, to_main, *args)
+
+        def there_and_back(*args):
+            to_main(*args)
+            interrupt()
+
+        return leave(carrier, there_and_back, *args)
+
+    def body(rank):
+        begun.append(rank)
+        try:
+            for _ in range(10):
+                scheduler.switch_to_main()
+        finally:
+            cleaned.append(rank)
+
+    monkeypatch.setattr(Carrier, "_leave", leaves)
+    before_run = (lambda rank: interrupt()) if when == "before the thread runs" else None
+    bodies = [lambda rank=rank: body(rank) for rank in range(3)]
+    scheduler.start(bodies, isolation="carrier", before_run=before_run)
+    with pytest.raises(KeyboardInterrupt), scheduler.at_work():
+        _run_to_the_end(scheduler)
+    scheduler.abort()
+    assert interrupted
+    assert not any(rank.phase is RankPhase.FAILED for rank in scheduler.ranks)
+    assert cleaned == begun
+    assert scheduler.live_count == 0
+
+
 class _InterruptedLock:
     """A lock whose third ``acquire`` gets it and raises, as a thread does that is asked to end while it wakes up."""
 
