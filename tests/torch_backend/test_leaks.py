@@ -150,3 +150,23 @@ def test_ranks_of_one_thread_that_wait_in_a_copy_leave_the_dispatcher_as_it_was(
     with kernbench.simulate("sip8") as ctx:
         ctx.multiprocessing.spawn(body, args=(ctx,), nprocs=3, isolation="greenlet")
     assert (torch.ones(1, requires_grad=True) * 2).grad_fn is not None
+
+
+BEYOND = {
+    "init_process_group": lambda: torch.distributed.init_process_group("gloo"),
+    "a tensor": lambda: torch.ones(1, device="cuda"),
+    "a move": lambda: torch.ones(1).cuda(),
+    "current_device": lambda: torch.cuda.current_device(),
+}
+
+
+@pytest.mark.parametrize("what", BEYOND)
+def test_what_looks_beyond_the_simulation_is_refused(what: str) -> None:
+    """A group of torch's own waited for processes that were not there."""
+
+    def body(rank: int) -> None:
+        with pytest.raises(kernbench.KernbenchError, match="isolation='carrier'"):
+            BEYOND[what]()
+
+    with kernbench.simulate() as ctx:
+        ctx.multiprocessing.spawn(body, nprocs=2, isolation="greenlet")

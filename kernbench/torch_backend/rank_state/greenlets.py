@@ -6,6 +6,9 @@ greenlet ranks run, and only after one of them has been called does a switch loo
 cost what they did.
 
 What main had set before it spawned holds for all ranks alike, and is no leak.
+
+Such ranks know collectives and GPUs by their context alone. What would begin torch's own groups, or look for a GPU of the
+machine's, is refused: the first would wait for processes that are not there.
 """
 
 from __future__ import annotations
@@ -75,7 +78,16 @@ STATE: dict[str, Callable[[], object]] = {
 """What would leak, by what a program calls it."""
 
 
+BEYOND: tuple[tuple[object, str, str], ...] = (
+    (torch.distributed, "init_process_group", "no torch.distributed: ctx.distributed has their collectives"),
+    (c10d, "init_process_group", "no torch.distributed: ctx.distributed has their collectives"),
+    (torch.cuda, "_lazy_init", "no torch.cuda: tensors of ctx are on their devices"),
+)
+"""Owner and name of functions that look beyond the simulation, and why these ranks have them not."""
+
+
 RELIES_ON = (
+    Reliance("torch.cuda._lazy_init", "what uses a GPU calls it first, C++ too", looked_up_by=("torch.cuda.current_device",)),
     Reliance("torch._C", "`no_grad`, `inference_mode`, the modes and backward change state that these change and read", has=(
         "_set_grad_enabled", "_InferenceMode", "_len_torch_function_stack", "_get_function_stack_at",
         "_len_torch_dispatch_stack", "_get_dispatch_stack_at", "_current_graph_task_id",
@@ -120,6 +132,8 @@ class GreenletEnvironment:
         self._before = {name: read() for name, read in STATE.items()}
         for owner, name in ENTRIES:
             self._patches.set(owner, name, self._noted(getattr(owner, name)))
+        for owner, name, why in BEYOND:
+            self._patches.set(owner, name, self._refused(getattr(owner, name), why))
 
     def close(self) -> None:
         """Put everything back. Idempotent."""
@@ -137,6 +151,19 @@ class GreenletEnvironment:
             return stock(*args, **kwargs)
 
         return noted
+
+    def _refused(self, stock: Callable[..., Any], why: str) -> Callable[..., Any]:
+        scheduler = self._simulation.scheduler
+
+        @functools.wraps(stock)
+        def refused(*args: object, **kwargs: object) -> Any:
+            if getcurrent() is scheduler.main:
+                return stock(*args, **kwargs)
+            raise KernbenchError(
+                f"with isolation='greenlet' ranks have {why}. Spawn with isolation='carrier' (the default)"
+            )
+
+        return refused
 
     def check(self) -> None:
         """Raise if the state is not main's; if it is, stop looking.
