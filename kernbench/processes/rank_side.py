@@ -29,7 +29,7 @@ from kernbench.simulation.matching.messages import CONNECTION, Message, MessageR
 from kernbench.simulation.memory.process_memory import ProcessMemory
 from kernbench.simulation.memory.tensor_queries import storage_of
 from kernbench.simulation.ranks.hosts import Host
-from kernbench.simulation.ranks.locations import user_location
+from kernbench.simulation.ranks.locations import Location, user_location
 from kernbench.simulation.ranks.training_steps import StepEnd
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.time.wait_queue import Awaited
@@ -44,7 +44,7 @@ CROSSES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("matcher", ("post", "give_up")),
     ("monitored", ("watch",)),
     ("matcher.mailbox", ("post",)),
-    ("world.communicators", ("of",)),
+    ("world.communicators", ("of", "ask_for", "drive")),
     ("hosts", ("current", "current_rank")),
     ("memories", ("open",)),
     ("scheduler", ("current_rank", "pause")),
@@ -276,6 +276,19 @@ class RankSide(Uplink):
         self._groups.append(made)
         self.cast("group", name, members, is_world)
         return made
+
+    def _communicators_ask_for(
+        self, parent: Communicator, name: str, rank: int, members: tuple[int, ...], location: Location
+    ) -> None:
+        """There, where all ranks' are known."""
+        self.call("ask_for", self._number_of(parent), name, members, location)
+
+    def _communicators_drive(
+        self, group: Communicator, rank: int, sip: int, location: Location
+    ) -> tuple[int, Location] | None:
+        """There, where all members' are known."""
+        first: tuple[int, Location] | None = self.call("drive", self._number_of(group), sip, location)
+        return first
 
     def _number_of(self, group: Communicator) -> int:
         """Each group has as many numbers as there are uses of its members."""

@@ -126,7 +126,7 @@ class Relay:
             "finish_stream": reads.finish_stream, "synchronize": self._synchronize, "look": polls.look,
             "move": simulation.disks.move,
             "pause": simulation.scheduler.pause, "store": self._store, "come_back": self._come_back,
-            "await_thread": self._await_thread,
+            "await_thread": self._await_thread, "ask_for": self._ask_for, "drive": self._drive,
         }  # fmt: skip
 
     def serve(self) -> None:
@@ -546,6 +546,13 @@ class Relay:
 
     def _group(self, name: str, members: tuple[int, ...], is_world: bool) -> None:
         self._groups.append(self._simulation.world.communicators.of(self._rank, name, members, is_world))
+
+    def _ask_for(self, group: int, name: str, members: tuple[int, ...], location: Location) -> None:
+        communicators = self._simulation.world.communicators
+        communicators.ask_for(self._group_of(group), name, self._rank, members, location)
+
+    def _drive(self, group: int, sip: int, location: Location) -> tuple[int, Location] | None:
+        return self._simulation.world.communicators.drive(self._group_of(group), self._rank, sip, location)
 
     def _group_of(self, number: int) -> Communicator:
         """Each group has as many numbers as there are uses of its members."""

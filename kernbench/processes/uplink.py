@@ -23,7 +23,7 @@ from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.values.collective_values import Effect
 from kernbench.triton_engine.memory import write_epoch
 
-_AMONG_RANKS = frozenset({"post", "message", "store", "await_values", "wait_for_first", "group"})
+_AMONG_RANKS = frozenset({"post", "message", "store", "await_values", "wait_for_first", "group", "ask_for", "drive"})
 """Calls that only a rank can make."""
 
 _FOR_OPERATIONS = frozenset({"wait", "wait_for_first", "finish_stream", "synchronize"})

@@ -14,7 +14,9 @@ import kernbench
 from tests.bugs.cases import BUGS, FILLED, Bug
 
 
-def _run(bug: Bug, fixed: bool, races: bool, **options: object) -> tuple[dict[int, BaseException], tuple[str, ...]]:
+def _run(
+    bug: Bug, fixed: bool, races: bool, isolation: str = "carrier", **options: object
+) -> tuple[dict[int, BaseException], tuple[str, ...]]:
     """What the ranks raised, and what the summary remarks."""
 
     def worker(rank: int) -> None:
@@ -25,7 +27,7 @@ def _run(bug: Bug, fixed: bool, races: bool, **options: object) -> tuple[dict[in
 
     with kernbench.simulate("dgx_h100", races=races, **{**bug.options, **options}) as ctx:
         try:
-            ctx.multiprocessing.spawn(worker, nprocs=bug.ranks)
+            ctx.multiprocessing.spawn(worker, nprocs=bug.ranks, isolation=isolation)
         except kernbench.SpawnException as failure:
             return dict(failure.errors), tuple(ctx.simulation.remarks)
         return {}, tuple(ctx.simulation.remarks)
@@ -57,6 +59,26 @@ def test_the_wrong_program_is_reported(bug: Bug) -> None:
     assert bug.says in text
     if bug.mark:
         assert _line(bug) in text
+
+
+OF_SEVERAL_RANKS = (
+    "ranks_on_one_gpu",
+    "barrier_on_the_first_gpu",
+    "group_of_each_nodes_own_ranks",
+    "group_made_by_its_members",
+)
+"""Programs whose fault is in what ranks share beside a collective's members."""
+
+
+@pytest.mark.parametrize(
+    "bug", [bug for bug in BUGS if bug.program.__name__ in OF_SEVERAL_RANKS], ids=lambda bug: bug.program.__name__
+)
+def test_ranks_that_are_processes_raise_the_same(bug: Bug) -> None:
+    alone, together = (_run(bug, fixed=False, races=False, isolation=each) for each in ("process", "carrier"))
+    assert {rank: (type(error), str(error)) for rank, error in alone[0].items()} == {
+        rank: (type(error), str(error)) for rank, error in together[0].items()
+    }
+    assert (bool(alone[0]), alone[1]) == (bug.error is not None, together[1])
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.program.__name__)

@@ -182,6 +182,7 @@ class Communicator:
         made: whether the library has made it: NCCL does in the first call, of which all members must be.
         joined: members that have called something, until it is made.
         sips: that its members drove when they last met.
+        driven: by SIP, the member that first communicated with memory of it, and where.
         use: which of the :data:`USES` it is for.
         calls: plans by what process groups know of a call before its signature.
     """
@@ -209,7 +210,7 @@ class Communicator:
         self._mine: Numbered | None = None
         self.use = 0
         self._by_use: dict[int, Communicator] = {}
-        self._sips: dict[int, tuple[int, Location]] = {}
+        self.driven: dict[int, tuple[int, Location]] = {}
         self.sips: tuple[int, ...] = ()
         self._plans: dict[Signature, CallPlan] = {}
         self.calls: dict[Hashable, CallPlan] = {}
@@ -223,11 +224,6 @@ class Communicator:
                 self.calls.clear()
             found = self._plans[signature] = CallPlan(self, signature)
         return found
-
-    def drive(self, rank: int, sip: int, location: Location) -> tuple[int, Location] | None:
-        """A member first communicates with memory of a SIP; who did so before it with the same one, and where."""
-        first = self._sips.setdefault(sip, (rank, location))
-        return None if first[0] == rank else first
 
     def number(self, numbered: list[Numbered], title: str) -> None:
         """It is one of the groups that ranks made under a number; the others' are no members of it."""
@@ -329,6 +325,7 @@ class Communicators:
         self._made: dict[tuple[str, tuple[int, ...] | None], list[Communicator]] = {}
         self._calls: dict[tuple[int, str, tuple[int, ...] | None], int] = {}
         self._asked_for: dict[tuple[Communicator, str], list[Numbered]] = {}
+        self._wanted: dict[tuple[int, str, tuple[int, ...]], tuple[list[Numbered], str]] = {}
 
     @property
     def members(self) -> set[tuple[int, ...]]:
@@ -340,12 +337,11 @@ class Communicators:
         self._made.clear()
         self._calls.clear()
         self._asked_for.clear()
+        self._wanted.clear()
 
-    def ask_for(
-        self, parent: Communicator, name: str, rank: int, members: tuple[int, ...], location: Location
-    ) -> list[Numbered]:
+    def ask_for(self, parent: Communicator, name: str, rank: int, members: tuple[int, ...], location: Location) -> None:
         """``rank`` wants a part of ``parent``, as its group ``name``: torch numbers groups in the order of the calls, and the
-        members find each other by that number. The groups that have it, as far as known: the list grows.
+        members find each other by that number.
 
         Raises:
             CollectiveMismatchError: a member of a group that others of its members make wanted another one under that name.
@@ -357,7 +353,9 @@ class Communicators:
         if mine is None:
             numbered.append(mine := Numbered(members, rank, location))
         mine.callers.append(rank)
-        mine.made |= rank in members
+        if rank in members:
+            mine.made = True
+            self._wanted[rank, name, members] = numbered, f"#{name} of {parent.name}"
         for other in numbered:
             if other is mine:
                 continue
@@ -366,7 +364,11 @@ class Communicators:
                 first = next((each for each in other.callers if each in members), None)
             if first is not None:
                 raise _not_the_same(f"#{name} of {parent.name}", other, first, Numbered(members, rank, location), rank)
-        return numbered
+
+    def drive(self, group: Communicator, rank: int, sip: int, location: Location) -> tuple[int, Location] | None:
+        """A member first communicates with memory of a SIP; who did so before it with the same one, and where."""
+        first = group.driven.setdefault(sip, (rank, location))
+        return None if first[0] == rank else first
 
     def of(self, rank: int, name: str, members: tuple[int, ...], is_world: bool) -> Communicator:
         """The next one called ``name`` that ``rank`` makes with ``members``; ``is_world``: whether they are the world."""
@@ -384,6 +386,8 @@ class Communicators:
                 self.folding.made(members)
                 players = self.folding.players(members)
             made.append(Communicator(title, members, stream, players))
+        if (wanted := self._wanted.pop((rank, name, members), None)) is not None:
+            made[nth].number(*wanted)
         return made[nth]
 
 

@@ -15,7 +15,7 @@ import torch.distributed.distributed_c10d
 from torch.distributed.constants import default_pg_timeout
 
 from kernbench.errors import KernbenchError
-from kernbench.simulation.matching.groups import Communicator, Numbered
+from kernbench.simulation.matching.groups import Communicator
 from kernbench.simulation.ranks.locations import user_location
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.gpu.device.devices import HostDevices
@@ -125,11 +125,11 @@ class GroupMaker:
         """Whether the program of the rank that runs sees a GPU."""
         return bool(self._devices.current().visible)
 
-    def ask_for(self, parent: Communicator, name: str, members: tuple[int, ...]) -> list[Numbered]:
+    def ask_for(self, parent: Communicator, name: str, members: tuple[int, ...]) -> None:
         """This rank calls ``new_group``: see :meth:`.Communicators.ask_for`."""
         simulation = self._simulation
         rank = simulation.hosts.current_rank()
-        return simulation.world.communicators.ask_for(parent, name, rank, members, user_location())
+        simulation.world.communicators.ask_for(parent, name, rank, members, user_location())
 
     def default_members(self, size: int, rank: int, store: Any) -> tuple[tuple[int, ...], int]:
         """Which simulated ranks the default group has, in the order of the numbers that they gave themselves."""
@@ -194,11 +194,10 @@ def make_helper(current: Callable[[], GroupMaker], stock: Callable[..., Any]) ->
         if global_ranks_in_group:
             default = c10d._get_default_group()
             members = tuple(default.communicator.ranks[rank] for rank in global_ranks_in_group)
-            numbered = maker.ask_for(default.communicator, group_name, members)
+            maker.ask_for(default.communicator, group_name, members)
             if default.rank() not in global_ranks_in_group:
                 return c10d.GroupMember.NON_GROUP_MEMBER, None
         else:
-            numbered = []
             members, group_rank = maker.default_members(group_size, group_rank, prefixed)
         config = str(c10d.BackendConfig(c10d.Backend(str(backend))))
         _require_known(str(backend))
@@ -206,8 +205,6 @@ def make_helper(current: Callable[[], GroupMaker], stock: Callable[..., Any]) ->
             members=members, rank=group_rank, backend=str(backend), timeout=timeout, name=group_name,
             description=group_desc or "undefined", store=prefixed,
         )  # fmt: skip
-        if numbered:
-            group.communicator.number(numbered, f"#{group_name} of {default.communicator.name}")
         if device_id:
             group.bound_device_id = device_id
         c10d._register_pg_in_world(

@@ -413,7 +413,7 @@ class PostingGroup(STOCK):
             sip = self._device.sip(device)
         self._seen = True
         me, here = self.communicator.ranks[self._rank], user_location()
-        before = self.communicator.drive(me, sip, here)
+        before = self.simulation.world.communicators.drive(self.communicator, me, sip, here)
         if before is not None:
             first, there = before
             raise KernbenchError(
