@@ -13,6 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from select import select
 from time import perf_counter, sleep  # the machine's own clock
 from typing import NamedTuple, NoReturn
 
@@ -290,6 +291,34 @@ def tell_where(stacks: int) -> None:
     faulthandler.enable(file=stacks)
     faulthandler.register(TELL_WHERE, file=stacks)
     os._exit = tell_and_exit
+    signal.pause = pause
+
+
+_stock_pause = signal.pause
+
+
+def pause() -> None:
+    """``signal.pause`` of a rank's process: a signal of the program's ends it, and not the question where it is."""
+    if threading.current_thread() is not threading.main_thread():  # which answers that
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, [TELL_WHERE])
+        try:
+            _stock_pause()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        return
+    come, tells = os.pipe()
+    os.set_blocking(tells, False)
+    programs = signal.set_wakeup_fd(tells, warn_on_full_buffer=False)
+    try:
+        select([come], [], [])  # goes on after a signal that no function of Python handles
+    finally:
+        signal.set_wakeup_fd(programs, warn_on_full_buffer=False)
+        os.close(tells)
+        numbers = os.read(come, 1 << 12)
+        os.close(come)
+        if programs >= 0:
+            with contextlib.suppress(OSError):
+                os.write(programs, numbers)
 
 
 def tell_nothing() -> None:
@@ -297,3 +326,4 @@ def tell_nothing() -> None:
     faulthandler.disable()
     faulthandler.unregister(TELL_WHERE)
     os._exit = _exit
+    signal.pause = _stock_pause

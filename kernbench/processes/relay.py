@@ -27,7 +27,7 @@ from kernbench.processes.rank_process import Away, RankDiedError, RankProcess, R
 from kernbench.processes.shared_memory import SharedRegion
 from kernbench.processes.timekeeper import Timekeeper
 from kernbench.processes.uplink import SETTLE
-from kernbench.scheduler import RaisedElsewhere, SideThread
+from kernbench.scheduler import RaisedElsewhere, Rank, SideThread
 from kernbench.scheduler.execution import InGreenlet
 from kernbench.sim_engine import Condition, Operation
 from kernbench.simulation.matching.groups import USES, Arrival, Communicator, Signature
@@ -168,12 +168,17 @@ class Relay:
         except KeyboardInterrupt as error:
             if scheduler.interrupted:  # Ctrl-C ends the run, and is not the rank's
                 raise
-            scheduler.fail(rank, error)
+            self._fail_of_thread(rank, error)
         except BaseException as error:
-            scheduler.fail(rank, error)
+            self._fail_of_thread(rank, error)
         finally:
             self._lanes.pop(lane.number, None)
             scheduler.drop_side_thread(lane.side)
+
+    def _fail_of_thread(self, rank: Rank, error: BaseException) -> None:
+        """What a thread fails with is its rank's failure, unless that has ended by itself and its process with it."""
+        if rank.live:
+            self._simulation.scheduler.fail(rank, error)
 
     def _drop_lanes(self) -> None:
         """The rank has ended, and with it its threads."""

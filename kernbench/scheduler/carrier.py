@@ -18,6 +18,7 @@ import ctypes
 import threading
 from _thread import allocate_lock
 from collections.abc import Callable
+from threading import Thread  # a program may replace the name
 from types import FrameType
 from typing import Any
 
@@ -263,7 +264,7 @@ class Carrier:
         self.ends_with_body = False
         self._thrown: BaseException | None = None
         self._adopted = thread is not None or self.is_side
-        self.thread = thread or threading.Thread(
+        self.thread = thread or Thread(
             target=contextvars.copy_context().run, args=(self._run,), name=f"kernbench-rank-{index}", daemon=True
         )
 

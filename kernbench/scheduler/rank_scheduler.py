@@ -246,8 +246,9 @@ class RankScheduler:
                 rank.phase = RankPhase.ABORTED
                 raise
             rank.phase = RankPhase.ABORTED if self.aborting else RankPhase.DONE
-            if rank.phase is RankPhase.DONE and (place := program_line(error)):
-                rank.ended_by = f"{type(error).__name__} at {place}"
+            place = program_line(error)
+            if rank.phase is RankPhase.DONE and (place or isinstance(error, KeyboardInterrupt)):
+                rank.ended_by = type(error).__name__ + (place and f" at {place}")
         except SystemExit as exit_:
             if self.aborting:
                 rank.phase = RankPhase.ABORTED

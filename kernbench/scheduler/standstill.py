@@ -58,10 +58,12 @@ class Outlook(NamedTuple):
     Attributes:
         progress: gives what is another value whenever something has happened.
         waiting: what each rank does or waits for, in words.
+        outside: the ranks that wait for what the simulation does not see.
     """
 
     progress: Callable[[], object]
     waiting: Callable[[], Mapping[int, str]]
+    outside: Callable[[], Sequence[int]]
 
 
 @dataclass
@@ -177,15 +179,18 @@ class Standstill:
         """Where all ranks are."""
         running = self._ranks.running()
         doing = _settled(self._outlook.waiting, {})
-        who = f"rank{'s' if len(running) > 1 else ''} {', '.join(map(str, running[:8]))}" if running else ""
-        runs = (
-            f"{who} run{'' if len(running) > 1 else 's'}, and the others wait"
-            if who
-            else "the simulation itself is at work"
-        )
+        away = [] if running else _settled(self._outlook.outside, [])
+        if running:
+            runs = f"{_ranks(running)} run{'' if len(running) > 1 else 's'}, and the others wait"
+        elif away:
+            wait = f"wait{'' if len(away) > 1 else 's'}"
+            runs = f"{_ranks(away)} {wait} for what the simulation does not see, and the others for what it does"
+        else:
+            runs = "the simulation itself is at work"
         lines = [f"no rank has come further for {seconds:.3g} s of wall-clock time: {runs}."]
         shown: dict[str, int] = {}
-        for rank in [*running, *(rank for rank in doing if rank not in running)][:MOST_RANKS]:
+        first_shown = [*running, *away]
+        for rank in [*first_shown, *(rank for rank in doing if rank not in first_shown)][:MOST_RANKS]:
             lines.append(f"  rank {rank}: {doing.get(rank, 'runs')}")
             stack = self._ranks.stack_of(rank)
             first = shown.setdefault(stack, rank)
@@ -199,6 +204,10 @@ class Standstill:
 
     def _progress(self) -> object:
         return _settled(self._outlook.progress, None)
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers[:8]))}"
 
 
 _HINT = (

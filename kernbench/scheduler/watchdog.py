@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event, Thread  # a program may replace the names
 from typing import Any
 
 from kernbench.errors import HiddenBlockingError
@@ -61,12 +62,12 @@ class Watchdog:
         self._baton = baton
         self._carriers = carriers
         self._give_up = give_up
-        self._stop = threading.Event()
+        self._stop = Event()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
         """Look for the length of a block."""
-        thread = threading.Thread(target=self._run, name=WATCHDOG_THREAD, daemon=True)
+        thread = Thread(target=self._run, name=WATCHDOG_THREAD, daemon=True)
         _start(thread)
         try:
             yield

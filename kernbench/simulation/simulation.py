@@ -198,7 +198,7 @@ class Simulation:
         )  # fmt: skip
         self.world = World(engine, self.hosts, scheduler, self.waits, self.values, self.matcher, self.drain, self.steps,
                            self.jitter)  # fmt: skip
-        scheduler.outlook = Outlook(self._progress, self._doing)
+        scheduler.outlook = Outlook(self._progress, self._doing, self.threads.ranks_outside)
         if self.giving_way is not None and choices is not None:
             self.drain.release = self.giving_way.release
             self.executor.pick = self.matcher.mailbox.pick = self.memories.pick = choices.pick

@@ -5,13 +5,14 @@ from __future__ import annotations
 import gc
 import inspect
 import mmap
+import re
 import warnings
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import pytest
 
-from kernbench.errors import message_of
+from kernbench.errors import kind_of, message_of
 from kernbench.runtime_api.context import RuntimeContext, simulate
 from kernbench.runtime_api.multiprocessing import SpawnException
 from kernbench.testing.checks import RanksOfTest
@@ -49,7 +50,9 @@ class BodyEnds:
     def note(self, rank: int, how: int, why: str = "") -> None:
         """The body has ended in ``rank``."""
         at = rank * self._ROOM
-        text = why.encode()[: self._ROOM - 3]
+        text = why.encode(errors="backslashreplace")
+        if len(text) > self._ROOM - 3:
+            text = text[: self._ROOM - 6] + b"..."
         times = min(255, self._memory[at + 1] + 1)
         self._memory[at : at + 2 + len(text)] = bytes((how, times)) + text
 
@@ -64,7 +67,7 @@ class BodyEnds:
     def why(self, rank: int) -> str:
         """What was said to it."""
         at = rank * self._ROOM + 2
-        return self._memory[at : at + self._ROOM - 2].rstrip(b"\0").decode(errors="replace")
+        return self._memory[at : at + self._ROOM - 2].rstrip(b"\0").decode(errors="ignore")  # it may be cut
 
     def which(self, *how: int) -> list[int]:
         """The ranks in which it has ended so."""
@@ -220,14 +223,20 @@ def _raise_of_rank(item: pytest.Function, failure: SpawnException, ends: BodyEnd
     if skipped := ends.which(ends.SKIPPED):
         item.add_report_section("call", "skips", f"{_words(skipped)} skipped: {ends.why(skipped[0])}")
     if error.__traceback__ is None:  # it was raised in a process of its own
-        report = str(failure).replace(message_of(error), "the message above") if message_of(error) else str(failure)
-        item.add_report_section("call", "rank's traceback", report.strip())
+        item.add_report_section("call", "rank's traceback", _without_message(str(failure), error).strip())
 
         def raise_from_process() -> NoReturn:  # without arguments, which pytest shows
             raise error  # in a rank that is a process: where, is in a section below
 
         raise_from_process()
     raise error.with_traceback(_of_test(error, item))
+
+
+def _without_message(report: str, error: BaseException) -> str:
+    """Tracebacks, in which ``error``, which pytest shows itself, has a line at most."""
+    said = re.escape(f"{kind_of(error)[1]}: {message_of(error)}")
+    short = f"{kind_of(error)[1]}: the message above"
+    return re.sub(rf"^([\w.]+\.)?{said}$", lambda found: (found[1] or "") + short, report, flags=re.MULTILINE)
 
 
 def _said(error: BaseException) -> tuple[type[BaseException], str]:

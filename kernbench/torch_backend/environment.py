@@ -33,7 +33,7 @@ from kernbench.torch_backend.rank_state import clocks, ends_of_all, late_calls, 
 from kernbench.torch_backend.rank_state.daemon_processes import DaemonProcesses
 from kernbench.torch_backend.rank_state.forked import ending_forks
 from kernbench.torch_backend.rank_state.imports import StockImports
-from kernbench.torch_backend.rank_state.interpreter import InterpreterState
+from kernbench.torch_backend.rank_state.interpreter import InterpreterState, bound_recursion
 from kernbench.torch_backend.rank_state.process_state import ProcessState
 from kernbench.torch_backend.rank_state.side_threads import SideThreads
 from kernbench.torch_backend.relies_on import Reliance
@@ -149,6 +149,7 @@ class Environment:
                 self._patches, lambda text: simulation.remarks.setdefault(text), simulation.scheduler.set_alarm
             )
             if not self._alone:
+                bound_recursion(self._patches)
                 self._told_no_more = ends_of_all.install(self._patches, self._host_devices.simulation)
             checkpoint_files.install(self._patches, self._host_devices.simulation)
             saved_devices.install(self._patches)

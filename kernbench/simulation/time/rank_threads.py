@@ -285,6 +285,10 @@ class RankThreads:
             raise raised[0]
         return given[0]
 
+    def ranks_outside(self) -> list[int]:
+        """In any thread: the ranks of which a thread waits for what the simulation does not see."""
+        return sorted({back.rank for back in self._outside if back.rank is not None})
+
     def rest(self, acquire: Callable[[Any], bool]) -> tuple[Any, Callable[[], bool]]:
         """In a thread that takes no turns: a lock to wait for by what is given, of which nothing is expected meanwhile."""
         lock, me = allocate_lock(), threading.get_ident()

@@ -7,6 +7,7 @@ rank has ended, whatever it has put in their place: what explains how it did nee
 from __future__ import annotations
 
 import builtins
+import functools
 import gc
 import locale
 import logging
@@ -19,6 +20,7 @@ from typing import Any
 
 import torch
 
+from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
 RELIES_ON = (
@@ -77,6 +79,22 @@ def _anomaly() -> tuple[bool, bool]:
 
 ANOMALY = (_anomaly, lambda value: _set_anomaly(*value))
 """Whether gradients' errors are explained by what was called forward, and NaNs among them are errors; likewise."""
+
+DEEPEST = 1_000_000
+"""Calls within calls that ranks which share a process may make. Python 3.11 counts those of Python's functions alone, and a
+recursion without end would take all memory there is, and minutes to be unwound, in which no other thread runs."""
+
+
+def bound_recursion(patches: Patches) -> None:
+    """No limit of recursion that ranks set is above :data:`DEEPEST`."""
+    stock = sys.setrecursionlimit
+
+    @functools.wraps(stock)
+    def setrecursionlimit(limit: int, /) -> None:
+        stock(min(limit, DEEPEST))
+
+    patches.set(sys, "setrecursionlimit", setrecursionlimit)
+
 
 SETTINGS: tuple[tuple[Callable[[], object], Callable[[Any], Any]], ...] = (
     (sys.getrecursionlimit, sys.setrecursionlimit),

@@ -74,9 +74,9 @@ class SideThreads:
 
     def install(self, patches: Patches) -> None:
         """Replace where threads begin and wait."""
-        patches.set(threading.Thread, "__init__", _init)
-        patches.set(threading.Thread, "start", self._starts())
-        patches.set(threading.Thread, "join", self._joins())
+        patches.set(_Thread, "__init__", _init)
+        patches.set(_Thread, "start", self._starts())
+        patches.set(_Thread, "join", self._joins())
         patches.set(futures.ThreadPoolExecutor, "submit", self._submits())
         patches.set(_WorkItem, "__init__", self._makes())
         patches.set(_WorkItem, "run", _runs())
