@@ -160,6 +160,36 @@ def test_limits_of_waits_are_virtual(both: Run) -> None:
     assert both(body)[0] == [["empty", 2000.0, "late", 3000.0]] * 2
 
 
+@pytest.mark.parametrize("starts", ["calls of a pool", "threads"])
+def test_a_daemon_that_has_others_work(both: Run, starts: str) -> None:
+    """A generator that a daemon walks gives work away (bettermap's): it takes turns from then on, as what it starts does."""
+
+    def body() -> Any:
+        found: queue.Queue[Any] = queue.Queue(maxsize=2)
+
+        def work(number: int) -> float:
+            return torch.full((2,), float(number), device="cuda").sum().item()
+
+        def in_a_thread(number: int) -> Any:
+            held: queue.Queue[float] = queue.Queue()
+            threading.Thread(target=lambda: held.put(work(number)), daemon=False).start()
+            return held.get
+
+        def fill(pool: ThreadPoolExecutor) -> None:
+            for number in range(6):
+                found.put(in_a_thread(number) if starts == "threads" else pool.submit(work, number).result)
+            found.put(None)
+
+        got = []
+        for _ in range(3):
+            with ThreadPoolExecutor(2) as pool:
+                threading.Thread(target=fill, args=(pool,), daemon=True).start()
+                got.append([result() for result in iter(found.get, None)])
+        return got
+
+    assert both(body)[0] == [[[2.0 * number for number in range(6)]] * 3] * 2
+
+
 def test_a_daemon_that_asks_nothing_and_one_that_only_waits(both: Run) -> None:
     def body() -> Any:
         asked: queue.Queue[int] = queue.Queue()

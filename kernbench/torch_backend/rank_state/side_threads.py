@@ -22,7 +22,17 @@ import torch.distributed.distributed_c10d
 
 from kernbench.scheduler import user_traceback
 from kernbench.scheduler.carrier import current_carrier, has_own_thread
-from kernbench.scheduler.crew import Crew, Member, TakesTurns, acting_crew, current_member, found, going_on, is_forked
+from kernbench.scheduler.crew import (
+    Crew,
+    Member,
+    TakesTurns,
+    acting_crew,
+    acts_for_a_rank,
+    current_member,
+    found,
+    going_on,
+    is_forked,
+)
 from kernbench.sim_engine.operation import COMPUTE_STREAM
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.time.rank_threads import Notice, RankThreads
@@ -137,6 +147,7 @@ class SideThreads:
             member = self._member(crew, lambda: _Ending(_asking(self._threads, begin), end))
             self._threads.watch(crew, thread)
         else:
+            acts_for_a_rank()  # turns begin in a turn, and a daemon may have none yet
             turns = begin(ready=True)
             member = self._member(crew, lambda: _Ending(turns, end))
             crew.threads = [each for each in crew.threads if each.is_alive()] + [thread]
@@ -254,6 +265,7 @@ class SideThreads:
             crew = self._crew()
             if crew is None:
                 return _stock_submit(pool, fn, *args, **kwargs)
+            acts_for_a_rank()  # as where a thread is started
             known = self._pool(pool)
             assert known is not None
             self._submitted.begin = functools.partial(self._call, crew, known, getattr(fn, "__name__", "a call"))
