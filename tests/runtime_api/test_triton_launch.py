@@ -181,6 +181,21 @@ def test_time_does_not_need_values():
         assert all(record.end > record.start for record in kernels)
 
 
+def test_tensors_may_be_larger_than_the_hosts_memory_without_data():
+    """A cache of an engine, of which a kernel fills some rows, in a simulation that has no byte of it."""
+    import torch as stock
+
+    def worker(rank):
+        cache = stock.empty(1 << 36, device="cuda")  # 256 GiB
+        stride_kernel[(4,)](cache, 128)
+        stock.cuda.synchronize()
+
+    with kernbench.simulate("dgx_h100", enable_data=False, memory_limit="off") as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=1)
+        (kernel,) = [record for record in ctx.engine.op_log.records() if record.kind == "kernel"]
+        assert 0 < kernel.end - kernel.start < 1e-4
+
+
 def test_outside_contexts_triton_is_as_it_was():
     from triton.backends import backends
 

@@ -16,7 +16,7 @@ import torch
 
 import kernbench
 from kernbench.compiled_operators.operators import Operators
-from kernbench.compiled_operators.vllm.engines import refuse_side_by_side
+from kernbench.compiled_operators.vllm.engines import finish_warm_up, refuse_side_by_side
 from kernbench.compiled_operators.vllm.requests import RequestNames, observe
 from kernbench.compiled_operators.vllm.sampling import Drafts, observe_sampling, observe_verifying
 from kernbench.cost.attention import attention_time
@@ -59,6 +59,8 @@ dynamic_scaled_fp8_quant(Tensor! result, Tensor input, Tensor! scale) -> ()
 dynamic_per_token_scaled_fp8_quant(Tensor! result, Tensor input, Tensor! scale, Tensor? scale_ub) -> ()
 per_token_group_fp8_quant(Tensor input, Tensor! output_q, Tensor! output_s, int group_size, float eps, float fp8_min,
   float fp8_max, bool scale_ue8m0, bool dummy_is_scale_transposed, bool dummy_is_tma_aligned) -> ()
+static_scaled_int8_quant(Tensor! result, Tensor input, Tensor scale, Tensor? azp) -> ()
+dynamic_scaled_int8_quant(Tensor! result, Tensor input, Tensor! scale, Tensor!? azp) -> ()
 """,
     "experts": """
 topk_softmax(Tensor! topk_weights, Tensor! topk_indices, Tensor! token_expert_indices, Tensor gating_output, bool
@@ -564,6 +566,18 @@ def test_numbers_in_eight_bits(way: str) -> None:
     np.testing.assert_allclose(numbers(found.float()), exact, rtol=1 / 16, atol=1e-2)
 
 
+def test_whole_numbers_in_eight_bits() -> None:
+    x, found, scale = 3 * drawn(4, 8), torch.empty(4, 8, dtype=torch.int8), torch.empty(4, 1)
+    x[1] = 0
+    op("dynamic_scaled_int8_quant")(found, x, scale, None)
+    rows = numbers(x)
+    close(scale, abs(rows).max(1, keepdims=True) / 127)
+    np.testing.assert_allclose(numbers(found.float() * scale), rows, atol=0.51 * float(scale.max()))
+    assert abs(numbers(found)).max(1).tolist() == [127, 0, 127, 127]
+    op("static_scaled_int8_quant")(found, x, torch.tensor([0.01]), torch.tensor([5], dtype=torch.int32))
+    np.testing.assert_array_equal(numbers(found), np.clip(np.round(rows / 0.01) + 5, -128, 127))
+
+
 @pytest.mark.parametrize("way", ["one", "rows", "blocks"])
 def test_products_of_eight_bits(way: str) -> None:
     rows, inner, width = 3, 256, 256 if way == "blocks" else 5
@@ -627,6 +641,31 @@ def test_engines_side_by_side_are_refused() -> None:
     config.data_parallel_size = 2
     with pytest.raises(ConfigError, match=r"data_parallel_size=2 .* one world at a time"):
         config.reconfigure_for_independent_dp_rank()
+
+
+def _warm_up(product: torch.Tensor) -> str:
+    for _ in range(50):
+        product @ product
+    return "warm"
+
+
+def _start(rank: int, waits: bool, left: list[float]) -> None:
+    module: Any = SimpleNamespace(kernel_warmup=_warm_up)
+    if waits:
+        finish_warm_up(module)
+    assert module.kernel_warmup(torch.empty(8192, 8192, device="cuda", dtype=torch.bfloat16)) == "warm"
+    begin = time.perf_counter()
+    torch.cuda.synchronize()
+    left.append(time.perf_counter() - begin)
+
+
+def test_an_engine_begins_when_its_warm_up_has_ended() -> None:
+    left: list[float] = []
+    with kernbench.simulate("dgx_h100", enable_data=False) as ctx:
+        for waits in (False, True):
+            ctx.multiprocessing.spawn(_start, args=(waits, left), nprocs=1)
+    assert left[0] > 0.05
+    assert left[1] < 1e-4
 
 
 def test_names_of_requests_are_the_same_in_each_run() -> None:

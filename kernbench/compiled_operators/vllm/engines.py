@@ -1,4 +1,4 @@
-"""Engines of vLLM side by side, which are refused: ``vllm.config.parallel``."""
+"""Engines of vLLM: what they have to wait for at their start, and those side by side, which are refused."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import functools
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from kernbench.errors import ConfigError
 
 
 def refuse_side_by_side(module: ModuleType) -> None:
-    """Have an engine's process say that data parallelism of a dense model is not there, where it would wait for ever.
+    """Have an engine's process say that data parallelism of a dense model is not there, where it would wait for ever:
+    ``vllm.config.parallel``.
 
     Each of its engines is a world of its own, and of the worlds of a command one runs after the other.
     """
@@ -30,3 +33,23 @@ def refuse_side_by_side(module: ModuleType) -> None:
         return method(self, *args, **kwargs)
 
     config.reconfigure_for_independent_dp_rank = reconfigure
+
+
+def finish_warm_up(module: ModuleType) -> None:
+    """Have an engine begin when the kernels of its warm-up have ended: ``vllm.model_executor.warmup.kernel_warmup``.
+
+    Each of hundreds of them is compiled just before it is launched, so that they end with the last compilation; here compiling
+    takes no time, and they would lie before the first request.
+    """
+    name = "kernel_warmup"
+    warm_up: Any = getattr(module, name, None)
+    if not callable(warm_up):
+        return
+
+    @functools.wraps(warm_up)
+    def warmed_up(*args: Any, **kwargs: Any) -> Any:
+        result = warm_up(*args, **kwargs)
+        torch.accelerator.synchronize()
+        return result
+
+    setattr(module, name, warmed_up)

@@ -100,3 +100,30 @@ def _of_product(operands: CallOperands) -> MatrixWork:
     return MatrixWork(
         ((rows, width, inner),), "fp8" if a.format.startswith("fp8") else a.format, out.format, exact=blocks
     )
+
+
+# -- eight bits of whole numbers ------------------------------------------------------------------------------------------
+
+_MOST = 127
+"""The largest magnitude that is used of whole numbers in eight bits."""
+
+
+@operators.value
+def static_scaled_int8_quant(result: Tensor, input: Tensor, scale: Tensor, azp: Tensor | None) -> None:
+    """``input`` over its scale, rounded to even; ``azp``: what zero is stored as."""
+    numbers = (input.float() / scale.float()).round()
+    result.copy_((numbers if azp is None else numbers + azp).clamp(-_MOST - 1, _MOST))
+
+
+@operators.value
+def dynamic_scaled_int8_quant(result: Tensor, input: Tensor, scale: Tensor, azp: Tensor | None) -> None:
+    """The same by rows: ``scale`` is the largest magnitude over 127."""
+    if azp is not None:
+        raise NotImplementedError("vllm: the values of dynamic_scaled_int8_quant in its stand-in take no azp")
+    largest = input.float().abs().amax(-1, keepdim=True)
+    scale.copy_((largest / _MOST).view(scale.shape))
+    result.copy_((input.float() * torch.where(largest > 0, _MOST / largest, 0)).round().clamp(-_MOST - 1, _MOST))
+
+
+for _name in ("static_scaled_int8_quant", "dynamic_scaled_int8_quant"):
+    operators.cost(_name)(moving("result", "input", "scale"))

@@ -13,7 +13,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from kernbench.cost.peer_access import peer_share
@@ -26,6 +25,7 @@ from kernbench.sim_engine.memory_store import Allocation as Placed
 from kernbench.simulation.launches.remote_traffic import RemoteTraffic, traffic_of_launches
 from kernbench.simulation.launches.signal_timing import SignalTiming
 from kernbench.simulation.launches.streams import Streams
+from kernbench.simulation.memory.reserved import reserved_zeros
 from kernbench.simulation.memory.storages import Block
 from kernbench.simulation.memory.tensor_queries import plain, storage_of, tells_of_looks
 from kernbench.simulation.order.kernel_order import KernelOrder
@@ -376,9 +376,7 @@ class SampledLaunch(TritonLaunch):
 def _stand_in(arg: torch.Tensor) -> torch.Tensor:
     """Memory for a tensor that has none: zeros, so that indices read from it are some; it is never written, so it costs address
     space only."""
-    last = sum((size - 1) * stride for size, stride in zip(arg.shape, arg.stride(), strict=True)) if arg.numel() else -1
-    memory = torch.from_numpy(np.zeros((last + 1) * arg.element_size(), np.uint8))  # calloc's: not touched
-    return memory.view(arg.dtype).as_strided(arg.size(), arg.stride())
+    return reserved_zeros(arg.dtype, arg.shape, arg.stride())
 
 
 def _shape_key(arg: Any) -> Hashable:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Callable
 from itertools import accumulate
 from typing import Any, NamedTuple
@@ -10,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 
 from kernbench.errors import KernbenchError
+from kernbench.simulation.memory.reserved import reserved_zeros
 from kernbench.simulation.memory.storages import SMALL_BYTES
 from kernbench.torch_backend.gpu.memory.host_memory import refused
 from kernbench.torch_backend.overloads import OpOverload
@@ -182,7 +182,7 @@ def allocate(what: Described) -> torch.Tensor:
     try:
         return torch.empty_strided(what.size, what.stride, dtype=what.dtype)
     except RuntimeError:
-        return _beyond_memory(what)
+        return reserved_zeros(what.dtype, what.size, what.stride)
 
 
 def made_on_host(call: Callable[..., Any], func: OpOverload, args: Any, kwargs: Any, key: Any = None) -> Any:
@@ -195,7 +195,7 @@ def made_on_host(call: Callable[..., Any], func: OpOverload, args: Any, kwargs: 
         what = described(func, args, kwargs, key)
         if type(what) is not Described:
             raise
-        return _beyond_memory(what)
+        return reserved_zeros(what.dtype, what.size, what.stride)
 
 
 def hollow(make: Callable[[str], torch.Tensor]) -> torch.Tensor:
@@ -204,13 +204,3 @@ def hollow(make: Callable[[str], torch.Tensor]) -> torch.Tensor:
     if what.numel() * what.element_size() <= SMALL_BYTES:
         return make("cpu")
     return allocate(_describe(what))
-
-
-_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
-
-
-def _beyond_memory(what: Described) -> torch.Tensor:
-    """A tensor of more bytes than the host would promise at once."""
-    elements = 1 + sum((size - 1) * stride for size, stride in zip(what.size, what.stride, strict=True))
-    room = mmap.mmap(-1, elements * what.dtype.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
-    return torch.frombuffer(room, dtype=what.dtype).as_strided(what.size, what.stride)
