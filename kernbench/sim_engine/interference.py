@@ -92,7 +92,7 @@ class Interference:
         """``op`` is one member's part of a collective; it starts once ``after`` have ended."""
         if load.compute or load.memory:
             all_posted = self.posted.setdefault(op.sip, [])
-            if not len(all_posted) % _KEPT and all_posted:  # not at each one, for as long as too few have ended
+            if len(all_posted) >= _KEPT:
                 self._forget_ended(all_posted, op.enqueue)
             posted = self._by_operation[op] = _Posted(op, after, load)
             all_posted.append(posted)
