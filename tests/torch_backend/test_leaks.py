@@ -154,8 +154,6 @@ def test_ranks_of_one_thread_that_wait_in_a_copy_leave_the_dispatcher_as_it_was(
 
 BEYOND = {
     "init_process_group": lambda: torch.distributed.init_process_group("gloo"),
-    "a tensor": lambda: torch.ones(1, device="cuda"),
-    "a move": lambda: torch.ones(1).cuda(),
     "current_device": lambda: torch.cuda.current_device(),
 }
 

@@ -83,11 +83,12 @@ BEYOND: tuple[tuple[object, str, str], ...] = (
     (c10d, "init_process_group", "no torch.distributed: ctx.distributed has their collectives"),
     (torch.cuda, "_lazy_init", "no torch.cuda: tensors of ctx are on their devices"),
 )
-"""Owner and name of functions that look beyond the simulation, and why these ranks have them not."""
+"""Owner and name of functions that look beyond the simulation, and why these ranks have them not. C++ calls ``_lazy_init`` once in a
+process: where that has been, a tensor for ``cuda`` is refused in torch's own words."""
 
 
 RELIES_ON = (
-    Reliance("torch.cuda._lazy_init", "what uses a GPU calls it first, C++ too", looked_up_by=("torch.cuda.current_device",)),
+    Reliance("torch.cuda._lazy_init", "what asks for a GPU calls it first", looked_up_by=("torch.cuda.current_device",)),
     Reliance("torch._C", "`no_grad`, `inference_mode`, the modes and backward change state that these change and read", has=(
         "_set_grad_enabled", "_InferenceMode", "_len_torch_function_stack", "_get_function_stack_at",
         "_len_torch_dispatch_stack", "_get_dispatch_stack_at", "_current_graph_task_id",
