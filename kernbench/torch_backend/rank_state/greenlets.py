@@ -83,8 +83,8 @@ BEYOND: tuple[tuple[object, str, str], ...] = (
     (c10d, "init_process_group", "no torch.distributed: ctx.distributed has their collectives"),
     (torch.cuda, "_lazy_init", "no torch.cuda: tensors of ctx are on their devices"),
 )
-"""Owner and name of functions that look beyond the simulation, and why these ranks have them not. C++ calls ``_lazy_init`` once in a
-process: where that has been, a tensor for ``cuda`` is refused in torch's own words."""
+"""Owner and name of functions that look beyond the simulation, and why these ranks have them not. C++ calls ``_lazy_init`` once
+in a process: where that has been, a tensor for ``cuda`` is refused in torch's own words."""
 
 
 RELIES_ON = (
