@@ -11,7 +11,7 @@ from atexit import _clear, _run_exitfuncs
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
 from multiprocessing.process import _children, parent_process  # type: ignore[attr-defined]
-from multiprocessing.util import Finalize, _exit_function  # type: ignore[attr-defined]
+from multiprocessing.util import Finalize, _exit_function, _finalizer_registry, _run_after_forkers  # type: ignore[attr-defined]
 from typing import Any, NoReturn, TextIO
 
 from kernbench.errors import KernbenchError, kind_of
@@ -176,6 +176,8 @@ def _forget_parent() -> None:
     """What the parent has to do at its end, and the processes that it has started, are not the rank's business."""
     _clear()
     _children.clear()
+    _finalizer_registry.clear()
+    _run_after_forkers()  # queues begin a thread of their own here, say
     atexit.register(_exit_function)  # of multiprocessing: the rank's own processes end with it
 
 

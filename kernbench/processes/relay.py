@@ -26,7 +26,7 @@ from kernbench.processes.process_results import Legacy
 from kernbench.processes.rank_process import Away, RankDiedError, RankProcess, RankProcesses
 from kernbench.processes.shared_memory import SharedRegion
 from kernbench.processes.timekeeper import Timekeeper
-from kernbench.processes.uplink import SETTLE
+from kernbench.processes.uplink import LOOK, SETTLE
 from kernbench.scheduler import RaisedElsewhere, Rank, SideThread
 from kernbench.scheduler.execution import InGreenlet
 from kernbench.sim_engine import Condition, Operation
@@ -106,7 +106,7 @@ class Relay:
         self._now = _Lane(0, None)
         self._lanes = {0: self._now}
         self._notices: dict[int, Notice] = {}
-        self._settled: deque[list[tuple[Any, ...]]] = deque()
+        self._found: dict[int, deque[Any]] = {SETTLE: deque(), LOOK: deque()}
         self._has_free = False
         self._handlers: dict[str, Callable[..., Any]] = {
             "submit": self._submit, "computed": self._computed, "let_wait": self._let_wait, "group": self._group,
@@ -126,7 +126,7 @@ class Relay:
             "finish_stream": reads.finish_stream, "synchronize": self._synchronize, "look": polls.look,
             "move": simulation.disks.move,
             "pause": simulation.scheduler.pause, "store": self._store, "come_back": self._come_back,
-            "await_thread": self._await_thread, "ask_for": self._ask_for, "drive": self._drive,
+            "await_thread": self._await_thread, "meet": self._meet, "ask_for": self._ask_for, "drive": self._drive,
         }  # fmt: skip
 
     def serve(self) -> None:
@@ -199,6 +199,27 @@ class Relay:
         finally:
             del self._notices[key]
 
+    def _meet(self, key: int, awaits: str, seconds: float | None) -> bool:
+        """A thread waits for what its process can look at."""
+        return self._simulation.threads.meet(awaits, partial(self._is_ready, key), seconds)
+
+    def _is_ready(self, key: int) -> bool:
+        """In main: whether that is ready; it is if the process has died, so that the thread hears of it."""
+        if self._rank in self._family.died:
+            return True
+        try:
+            return bool(self._asked(LOOK, key))
+        except (EOFError, OSError):
+            return True
+
+    def _asked(self, number: int, about: Any) -> Any:
+        """What the process answers when it is asked something, in main, while its threads wait."""
+        self._child.wire.send((number, about))
+        found = self._found[number]
+        while not found:
+            self._read(self._family.await_input, self._child)
+        return found.popleft()
+
     def _tell(self, key: int) -> None:
         if (notice := self._notices.get(key)) is not None:
             notice.release()
@@ -214,12 +235,9 @@ class Relay:
         if self._rank in self._family.died or all(lane.away for lane in self._lanes.values()):
             return False
         try:
-            self._child.wire.send((SETTLE, self._keeper is not None and self._keeper.active))
-            while not self._settled:
-                self._read(self._family.await_input, self._child)
+            come = self._asked(SETTLE, self._keeper is not None and self._keeper.active)
         except (EOFError, OSError):
             return False
-        come = self._settled.popleft()
         if come and self._keeper is not None and self._keeper.active:  # it comes from others, and they have got to now
             self._me.clock = max(self._me.clock, self._simulation.engine.now)
         for item in come:
@@ -234,8 +252,8 @@ class Relay:
         body = wire.taken()
         if body is not None:
             number, items = pickle.loads(body)
-            if number == SETTLE:
-                self._settled.append(items)
+            if number in self._found:
+                self._found[number].append(items)
             elif number in self._lanes:
                 self._lanes[number].inbox.append(items)
             return

@@ -15,6 +15,7 @@ from kernbench.processes.rank_process import RankProcesses
 from kernbench.processes.relay import Relay
 from kernbench.processes.timekeeper import Timekeeper
 from kernbench.simulation.simulation import Simulation
+from kernbench.simulation.time.rank_threads import LOOK, RankThreads
 from kernbench.torch_backend.environment import Environment
 from kernbench.torch_backend.process_groups import stores
 
@@ -74,7 +75,9 @@ def relay(simulation: Simulation, members: RankProcesses, keeper: Timekeeper | N
 
     def await_absent() -> bool:
         if keeper is not None and keeper.active:
-            return keeper.await_any()
+            return keeper.await_any(simulation.threads.looks)
+        if simulation.threads.looks:
+            return _look_or_await(simulation.threads, members)
         return members.await_absent(simulation.threads.limit())
 
     if keeper is not None:
@@ -91,12 +94,24 @@ def relay(simulation: Simulation, members: RankProcesses, keeper: Timekeeper | N
     return [relay.serve for relay in relays.values()]
 
 
+def _look_or_await(threads: RankThreads, members: RankProcesses) -> bool:
+    """As long as ranks are away and no limit runs out: whether one has come back, or what another looks at is ready."""
+    waited, limit = 0.0, threads.limit()
+    while not (threads.look() or members.await_absent(LOOK)):
+        waited += LOOK
+        if not members.away or (limit is not None and waited > limit):
+            return False
+    return True
+
+
 def _hold(simulation: Simulation, keeper: Timekeeper) -> bool:
     """Before time moves: let all processes do what they can at this time; whether a rank can go on."""
     if keeper.hold():
         return True
     if keeper.active:
         if keeper.has_changed() and sum(settle() for settle in simulation.threads.settlers):
+            return True
+        if simulation.threads.look():
             return True
         simulation.threads.schedule(math.inf)
     return False

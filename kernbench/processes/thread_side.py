@@ -18,7 +18,21 @@ from kernbench.scheduler.crew import Crew, TakesTurns
 from kernbench.sim_engine import Condition
 from kernbench.simulation.time.rank_threads import LOOK, Notice
 
-REPLACED = ("crew", "begin", "admit", "ask", "watch", "linger", "close", "notice", "wait", "time", "tell", "outside")
+REPLACED = (
+    "crew",
+    "begin",
+    "admit",
+    "ask",
+    "watch",
+    "linger",
+    "close",
+    "notice",
+    "wait",
+    "time",
+    "tell",
+    "outside",
+    "meet",
+)
 """Methods of a simulation's threads that a rank's process has of its own."""
 
 
@@ -142,6 +156,15 @@ class ThreadSide:
         """See :meth:`RankThreads.outside`."""
         with self._side.away(awaits):
             return work()
+
+    def meet(self, awaits: str, ready: Callable[[], bool], seconds: float | None = None) -> bool:
+        """See :meth:`RankThreads.meet`."""
+        key = next(self._keys)
+        self._side.looks[key] = ready
+        try:
+            return bool(self._side.call("meet", key, awaits, seconds))
+        finally:
+            del self._side.looks[key]
 
     def _arrive(self, *item: Any) -> None:
         self._arrivals.append(item)

@@ -244,9 +244,12 @@ class Timekeeper:
         asked, self._asked = self._asked, True
         return not asked
 
-    def await_any(self) -> bool:
-        """Nothing is to come but from outside of the simulation: wait for that; False if nothing can come."""
-        if self._members is None or not any(each.counts() for each in self._members.away.values()):
+    def await_any(self, looks: bool) -> bool:
+        """Nothing is to come but from outside of the simulation: wait for that; False if nothing can come.
+
+        ``looks``: a rank looks at what processes share.
+        """
+        if self._members is None or not (looks or any(each.counts() for each in self._members.away.values())):
             return False
         self._looked, self._stirred = 0, True
         self._await_input(LONGEST)

@@ -37,6 +37,10 @@ SETTLE = -1
 """In the place of a thread's number: the simulation wants to know of threads that take no turns."""
 
 
+LOOK = -2
+"""Likewise: it wants to know whether what a thread waits for is ready."""
+
+
 class _Numbered(threading.local):
     number: int | None = None
 
@@ -87,6 +91,7 @@ class Uplink:
         turn: the number of the running thread, None: it takes no turns.
         signals: whose handlers do not run in the middle of what is said.
         settle: gives what threads have to say that take no turns.
+        looks: whether what threads wait for is ready, by the numbers of their calls.
     """
 
     def __init__(self, simulation: Simulation, rank: int, wire: Wire, shared: SharedMemory) -> None:
@@ -105,6 +110,7 @@ class Uplink:
         self.crew: Crew | None = None
         self.turn = _Numbered()
         self.settle: Callable[[bool], list[tuple[Any, ...]]] = lambda _: []
+        self.looks: dict[int, Callable[[], bool]] = {}
         self._turns = allocate_lock()
         self._replies: dict[int, tuple[Any, ...]] = {}
         self._waiting: dict[int, Any] = {}
@@ -190,13 +196,13 @@ class Uplink:
             number, *reply = self._wire.receive()
         except (EOFError, OSError):
             gone()
-        if number == SETTLE:
-            come = self.settle(*reply)
+        if number in (SETTLE, LOOK):
+            told = self.settle(*reply) if number == SETTLE else self.looks[reply[0]]()
             with self._lock:
-                self._wire.send((SETTLE, come))
+                self._wire.send((number, told))
         with self._turns:
             self._reads = None
-            if number != SETTLE:
+            if number not in (SETTLE, LOOK):
                 self._replies[number] = tuple(reply)
                 if number != self.turn.number and number in self._waiting:
                     _wake(self._waiting[number])

@@ -216,6 +216,7 @@ class Multiprocessing:
         until.callback(company.close)
         self._open_hosts(len(by_rank), simulation.now())
         self._open(Environment(self._devices, self._tools()))
+        simulation.threads.has_others = lambda: True  # whatever has started them
         bodies = processes.relay(simulation, company, keeper)
         simulation.scheduler.start(bodies, isolation="process", indices=list(by_rank))
         try:

@@ -5,6 +5,7 @@ What processes share stays one: the values of tensors, and what ``multiprocessin
 
 from __future__ import annotations
 
+import ctypes
 import io
 import operator
 import pickle
@@ -21,6 +22,9 @@ from kernbench.torch_backend.modes import plain_torch
 
 _BY_NAME = (type, FunctionType, BuiltinFunctionType, ModuleType)
 _SHARED = ("multiprocessing", "_multiprocessing", "torch.multiprocessing", "threading", "_thread")
+
+_CData: Any = ctypes.Structure.__base__
+"""The base of all objects of C; those of :mod:`multiprocessing` keep the shared memory that they are in."""
 
 IsAgain = Callable[[str], bool]
 """Whether each rank executes a module, by its name: what is looked up there by name is the rank's."""
@@ -110,7 +114,11 @@ class _Pickler(pickle.Pickler):
                 if _is_found(obj):
                     return None
                 self.by_name = False
-        elif not isinstance(obj, torch.Tensor) and not kind.__module__.startswith(_SHARED):
+        elif not (
+            isinstance(obj, torch.Tensor)
+            or kind.__module__.startswith(_SHARED)
+            or (isinstance(obj, _CData) and hasattr(obj, "_wrapper"))
+        ):
             return None
         found = self._numbers.get(id(obj))
         if found is None:

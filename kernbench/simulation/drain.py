@@ -99,6 +99,8 @@ class Drain:
             return True
         if self.hold is not None and self.hold():
             return True
+        if self.threads.look_at_rest():
+            return True
         self.polls.schedule()
         upcoming = self.engine.next_event
         if upcoming is not None:

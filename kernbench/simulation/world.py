@@ -21,6 +21,10 @@ from kernbench.simulation.time.wait_queue import Waits
 from kernbench.simulation.values.deferred_launches import Values
 
 
+def _never() -> bool:
+    return False
+
+
 @dataclass(eq=False, repr=False)
 class World:
     """The ranks of the last spawn, and what was opened for them.
@@ -45,6 +49,7 @@ class World:
     def __post_init__(self) -> None:
         self.size = 0
         self.communicators = Communicators()
+        self.drain.threads.run_until = lambda until: self.run(until=until)
         self.closers: list[Callable[[], None]] = []
         self.apart = False
 
@@ -72,8 +77,14 @@ class World:
             )
         return self.size
 
-    def run(self, *, until_one_more: bool = False, deadline: float | None = None) -> bool:
-        """Run ranks until all have ended (True), one more has (``until_one_more``), or ``deadline`` (s) has passed.
+    def run(
+        self,
+        *,
+        until_one_more: bool = False,
+        deadline: float | None = None,
+        until: Callable[[], bool] = _never,
+    ) -> bool:
+        """Run ranks until all have ended (True), or one more (``until_one_more``), or until ``deadline`` (s), or ``until()``.
 
         Raises:
             SpawnException: ranks have failed. The others have been unwound.
@@ -86,6 +97,8 @@ class World:
                     if until_one_more and scheduler.live_count < live_before:
                         return False
                     if deadline is not None and self.engine.now >= deadline:
+                        return False
+                    if until():
                         return False
                     if not scheduler.run_ready() and not self.drain.once() and not self._release():
                         self.drain.deadlock()

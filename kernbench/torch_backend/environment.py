@@ -29,12 +29,13 @@ from kernbench.torch_backend.operations.recorder import open_recorder
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.process_groups.making import GroupMaker
 from kernbench.torch_backend.process_groups.world import ProcessWorld, RankWorld
-from kernbench.torch_backend.rank_state import clocks, ends_of_all, late_calls, module_hooks, signals
+from kernbench.torch_backend.rank_state import clocks, daemon_modules, ends_of_all, late_calls, module_hooks, signals
 from kernbench.torch_backend.rank_state.daemon_processes import DaemonProcesses
 from kernbench.torch_backend.rank_state.forked import ending_forks
 from kernbench.torch_backend.rank_state.imports import StockImports
 from kernbench.torch_backend.rank_state.interpreter import InterpreterState, bound_recursion
 from kernbench.torch_backend.rank_state.process_state import ProcessState
+from kernbench.torch_backend.rank_state.process_waits import ProcessWaits
 from kernbench.torch_backend.rank_state.side_threads import SideThreads
 from kernbench.torch_backend.relies_on import Reliance
 from kernbench.torch_backend.replaced_names import ReplacedNames
@@ -113,6 +114,7 @@ class Environment:
         self._told_no_more: Callable[[], None] = _nothing
         self._side_threads = SideThreads(simulation, lambda rank: open_recorder(devices.recorder_of(rank)))
         self._daemon_processes = DaemonProcesses(simulation)
+        self._process_waits = ProcessWaits(simulation)
         self._interpreter = InterpreterState()
         self._replaced = ReplacedNames.take()
         self.state = ProcessState(simulation, simulation.world.size, per_rank_modules, self._replaced.generators)
@@ -144,6 +146,7 @@ class Environment:
             module_hooks.install(self._patches, self.state.modules)
             self._side_threads.install(self._patches)
             self._daemon_processes.install(self._patches)
+            self._process_waits.install(self._patches, alone=self._alone)
             simulation = self._host_devices.simulation
             signals.install(
                 self._patches, lambda text: simulation.remarks.setdefault(text), simulation.scheduler.set_alarm
@@ -161,6 +164,10 @@ class Environment:
             if self._host_devices.simulation.order is not None:
                 replaced_data.install(self._patches)
             self.state.open(self._patches)
+            if (modules := self.state.rank_modules) is not None:
+                self._side_threads.before_daemons = functools.partial(
+                    daemon_modules.install, self._patches, modules.may_be_own
+                )
             self._imports.open()
         except BaseException:
             self.close()
@@ -216,6 +223,7 @@ class Environment:
         """
         generator = torch.get_rng_state() if "torch" in keep else None
         self.state.enter(rank)
+        self._process_waits.be_alone()
         if generator is not None:
             torch.set_rng_state(generator)
         self._replaced.generators.keep(rank, keep)

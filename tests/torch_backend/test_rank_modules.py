@@ -249,3 +249,56 @@ def test_kernels_of_a_module_of_the_program(run: Run) -> None:
         "print(json.dumps(x.tolist()))\n"
     )
     assert told(run({"rm_kernels.py": kernel, "train.py": script}, "train.py")) == dict.fromkeys(range(2), [3.0] * 64)
+
+
+DAEMONS = """
+import importlib, json, multiprocessing, threading
+import torch, torch.distributed as dist
+import rm_own
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+torch.cuda.set_device(rank)
+found, begin, done = [], threading.Event(), threading.Event()
+ours, theirs = multiprocessing.Pipe()
+
+def imports():
+    begin.wait()
+    import rm_own as again
+    import rm_late
+    found.extend((again.RANK, rm_late.RANK, importlib.import_module("rm_own").RANK))
+    done.set()
+
+def echoes():
+    while (item := theirs.recv()) is not None:
+        theirs.send(rm_own.Item(item.number + 1))
+
+for body in (imports, echoes):
+    threading.Thread(target=body, daemon=True).start()
+values = torch.ones(4, device="cuda")
+dist.all_reduce(values)
+begin.set()
+dist.all_reduce(values)
+done.wait()
+for number in range(2):
+    ours.send(rm_own.Item(number))
+    dist.all_reduce(values)
+    item = ours.recv()
+    assert type(item) is rm_own.Item and item.number == number + 1
+with multiprocessing.get_context("fork").Pool(1) as pool:
+    items = pool.map(rm_own.next_one, [rm_own.Item(number) for number in range(2)])
+    assert all(type(item) is rm_own.Item for item in items)
+queue = multiprocessing.get_context("fork").Queue()
+queue.put(rm_own.Item(5))
+dist.all_reduce(values)
+assert type(queue.get()) is rm_own.Item
+print(json.dumps([*found, [item.number for item in items]]))
+"""
+
+
+@pytest.mark.long
+def test_a_daemon_that_takes_no_turns_finds_its_ranks_modules(run: Run) -> None:
+    own = "import os\nRANK = int(os.environ['RANK'])\n"
+    item = "class Item:\n    def __init__(self, number):\n        self.number = number\n"
+    item += "def next_one(item):\n    return Item(item.number + 1)\n"
+    result = run({"rm_own.py": own + item, "rm_late.py": own, "train.py": DAEMONS}, "--system", "dgx_h100", "train.py")
+    assert told(result) == {rank: [rank, rank, rank, [1, 2]] for rank in range(2)}

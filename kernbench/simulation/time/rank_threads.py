@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 import math
+import multiprocessing
 import threading
 import weakref
 from _queue import Empty, SimpleQueue
@@ -45,6 +46,10 @@ _MOST_STILL = 3
 
 PATIENCE = 20
 """Looks for which what has come from outside waits for what was expected before it, so that its order is the program's."""
+
+IMPATIENT = 3 * QUIET
+"""Looks after which what has come goes on, though a thread that takes no turns has not come to rest: it may go round until it
+does."""
 
 
 LOOKED_AT = "memory that it looks at"
@@ -98,6 +103,8 @@ class RankThreads:
     Attributes:
         settlers: of ranks that have processes, called when nothing else can happen: whether a thread there that takes no turns
             has had something happen.
+        has_others: whether processes that are no ranks may bring something.
+        run_until: in main, runs the ranks until what it is given is true, or all have ended (the world sets it).
     """
 
     def __init__(self, engine: GraphEngine, hosts: Hosts, scheduler: RankScheduler, waits: Waits) -> None:
@@ -118,6 +125,9 @@ class RankThreads:
         self._slow: set[Condition] = set()
         self._idle = 0
         self.settlers: list[Callable[[], bool]] = []
+        self._looked_at: dict[Notice, Callable[[], bool]] = {}
+        self.run_until: Callable[[Callable[[], bool]], object]
+        self.has_others: Callable[[], object] = multiprocessing.active_children
 
     # -- turns -------------------------------------------------------------------------------------------------------
 
@@ -216,6 +226,8 @@ class RankThreads:
         self._free.clear()
         self._come.clear()
         self._slow.clear()
+        self._looked_at.clear()
+        self.has_others = multiprocessing.active_children
         self.settlers.clear()
         self._arrivals = SimpleQueue()
         self._idle = 0
@@ -230,8 +242,9 @@ class RankThreads:
         """Let the others go on until another thread releases ``notice``: whether it has, within ``seconds`` of virtual time."""
         host, condition = self._hosts.current(), notice.condition
         if seconds is not None:
-            at = max(host.clock + seconds, math.nextafter(host.clock, math.inf))  # not again and again at one time
-            heapq.heappush(self._timers, (at, next(self._serial), notice))
+            self._limit(
+                notice, max(host.clock + seconds, math.nextafter(host.clock, math.inf))
+            )  # not again at one time
         self._listening[condition] = host.rank
         try:
             self._waits.block_on(condition)
@@ -240,6 +253,55 @@ class RankThreads:
         if not notice.told:
             self._waits.move_clock(host, condition)
         return notice.told
+
+    def _limit(self, notice: Notice, at: float) -> None:
+        heapq.heappush(self._timers, (at, next(self._serial), notice))
+
+    def meet(self, awaits: str, ready: Callable[[], bool], seconds: float | None = None) -> bool:
+        """In a rank, or in main while ranks have not ended: let the others go on until ``ready()`` is true of what processes
+        share, a pipe or a semaphore, which tells of nothing. Whether it is, within ``seconds`` of virtual time.
+
+        It is looked at before time moves, so that the order follows from the program. The clock moves to where the
+        others have got to. In main False means, too, that all ranks have ended.
+        """
+        is_main = getcurrent() is self._scheduler.main
+        host = self._hosts.main if is_main else self._hosts.current()
+        notice = Notice(self, Condition(awaits, host.rank))
+        self._looked_at[notice] = ready
+        try:
+            if not is_main:
+                self.wait(notice, seconds)
+            else:
+                if seconds is not None:
+                    self._limit(notice, host.clock + seconds)
+                self.run_until(lambda: notice.condition.done)
+        finally:
+            self._looked_at.pop(notice, None)
+        if notice.told:
+            host.clock = max(host.clock, self._engine.now)
+        return notice.told
+
+    def look(self) -> bool:
+        """In main, when nothing else can happen: whether something is ready by now that is waited for by looking at it."""
+        found = [notice for notice, ready in self._looked_at.items() if ready()]
+        for notice in found:
+            notice.release()
+        return bool(found)
+
+    def look_at_rest(self) -> bool:
+        """In main, before time moves: the same, once threads that take no turns have done what they had to."""
+        if not self._looked_at:
+            return False
+        if sum(settle() for settle in self.settlers):
+            return True
+        while self.is_busy(()):
+            self._take_arrivals(LOOK)
+        return self.look()
+
+    @property
+    def looks(self) -> bool:
+        """Whether something is waited for by looking at it."""
+        return bool(self._looked_at)
 
     def time(self) -> float:
         """Virtual time of the thread that asks, which may be about to wait."""
@@ -321,14 +383,17 @@ class RankThreads:
         looks = 0
         while True:
             self._take_arrivals(LOOK if looks else 0)
+            if self.look():
+                return True
             looks += 1
             limit = self.limit()
             overdue = limit is not None and looks * LOOK > limit
-            if self.is_busy(() if self._come or overdue else self._listening.values()):
+            busy = self.is_busy(() if self._come or overdue else self._listening.values())
+            if busy and not (self._come and looks > IMPATIENT):
                 continue
             if self._has_come(looks > PATIENCE):
                 return True
-            if not self._expected():
+            if not self._expected() and not (self.looks and self.has_others()):
                 if not self._slow:
                     return self._run_out(still=False)
                 self._slow.clear()

@@ -79,12 +79,13 @@ def _sleeps(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _waits(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """``multiprocessing.connection.wait``, which looks at the clock for whether its limit has passed: it has."""
+    """``multiprocessing.connection.wait``, which looks at the clock for whether its limit has passed: it has.
+
+    A thread that takes no turns, and main, would look at virtual time, which may stand still.
+    """
 
     @functools.wraps(stock)
     def wait(object_list: Any, timeout: float | None = None) -> Any:
-        if not is_in_rank():
-            return stock(object_list, timeout)
         with _connections._WaitSelector() as selector:
             for each in object_list:
                 selector.register(each, selectors.EVENT_READ)

@@ -100,6 +100,11 @@ class RankModules:
         """Whether a module is one that each rank executes."""
         return bool(self._kinds.get(_top(name))) or name == "__main__"
 
+    def may_be_own(self, name: str) -> bool:
+        """The same of one that may not have been imported yet."""
+        top = _top(name)
+        return self.is_own(name) or (top not in self._kinds and top not in sys.stdlib_module_names)
+
     def close(self) -> None:
         """Forget the ranks' modules; main runs by now. Idempotent."""
         if None in self._locks:

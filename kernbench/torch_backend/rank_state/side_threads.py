@@ -9,6 +9,8 @@ A pool may be used by several ranks: a call is the business of the rank that mad
 from __future__ import annotations
 
 import functools
+import multiprocessing.pool
+import multiprocessing.resource_sharer
 import sys
 import threading
 import weakref
@@ -52,6 +54,8 @@ RELIES_ON = (
     Reliance("threading.Thread", "its body is an attribute, `run`, and what it is given one, `_args`", has=(
         "__init__", "start", "join", "run",
     ), holds=lambda thread: "_args" in vars(thread())),
+    Reliance("multiprocessing.pool.Pool._handle_workers", "it is what one thread of a pool of processes does"),
+    Reliance("multiprocessing.resource_sharer._ResourceSharer._serve", "it is what hands on descriptors"),
     Reliance("concurrent.futures.thread._worker", "it is what the threads of a pool do"),
     Reliance("concurrent.futures.thread._WorkItem", "a call of a pool, which `submit` makes and a thread runs", has=(
         "__init__", "run",
@@ -62,8 +66,15 @@ RELIES_ON = (
     )),
 )  # fmt: skip
 
+_keeps_workers: Any = multiprocessing.pool.Pool._handle_workers  # type: ignore[attr-defined]
+"""What a daemon of a pool of processes does that brings nothing, and goes round while a result has not been read."""
+
 _OWN = ("stream", "sip", "unrecorded", "each", "untimed", "watcher")
 """What of a host is the running thread's, not the rank's."""
+
+
+def _nothing() -> None:
+    """There is nothing to do."""
 
 
 class SideThreads:
@@ -71,6 +82,9 @@ class SideThreads:
 
     Args:
         recorder: a block in which what the thread computes for a rank is recorded.
+
+    Attributes:
+        before_daemons: called before the first daemon begins.
     """
 
     def __init__(self, simulation: Simulation, recorder: Callable[[int], AbstractContextManager[None]]) -> None:
@@ -81,6 +95,7 @@ class SideThreads:
         self._pools: weakref.WeakKeyDictionary[Any, _Pool] = weakref.WeakKeyDictionary()
         self._ends: weakref.WeakKeyDictionary[threading.Thread, _End] = weakref.WeakKeyDictionary()
         self._submitted = _Submitted()
+        self.before_daemons: Callable[[], None] = _nothing
 
     def install(self, patches: Patches) -> None:
         """Replace where threads begin and wait."""
@@ -124,7 +139,7 @@ class SideThreads:
     def _starts(self) -> Callable[[threading.Thread], None]:
         @functools.wraps(_stock_start)
         def start(thread: threading.Thread) -> None:
-            crew = self._crew()
+            crew = None if _serves_descriptors(thread) else self._crew()
             if crew is None:
                 _stock_start(thread)
                 return
@@ -144,8 +159,11 @@ class SideThreads:
         begin = functools.partial(self._threads.begin, crew, thread.name, thread.daemon, thread)
         end = self._ends[thread] = _End(self._threads, running=1)
         if thread.daemon:
+            self.before_daemons()
+            self.before_daemons = _nothing
             member = self._member(crew, lambda: _Ending(_asking(self._threads, begin), end))
-            self._threads.watch(crew, thread)
+            if getattr(thread, "_target", None) != _keeps_workers:
+                self._threads.watch(crew, thread)
         else:
             acts_for_a_rank()  # turns begin in a turn, and a daemon may have none yet
             turns = begin(ready=True)
@@ -283,6 +301,12 @@ class SideThreads:
         turns = self._threads.begin(crew, f"{name} in a pool", False, None, ready=False)
         pool.add(turns)
         return self._member(crew, lambda: _Ending(turns, pool))
+
+
+def _serves_descriptors(thread: threading.Thread) -> bool:
+    """Whether it is the thread by which multiprocessing hands descriptors of files on: it knows nothing of ranks."""
+    server = getattr(getattr(thread, "_target", None), "__self__", None)
+    return type(server).__module__ == multiprocessing.resource_sharer.__name__
 
 
 def _told(thread: threading.Thread) -> Callable[[], None]:

@@ -11,6 +11,7 @@ import _thread
 import copyreg
 import functools
 import multiprocessing.connection
+import multiprocessing.managers
 import pkgutil
 import queue
 import threading
@@ -27,6 +28,7 @@ from kernbench.torch_backend.rank_state.listed_threads import OURS, all_threads
 from kernbench.torch_backend.relies_on import Reliance
 
 _Condition: Any = threading.Condition
+_Manager: Any = multiprocessing.managers.SyncManager
 _Connection: object = multiprocessing.connection.Connection
 _stock_wait, _stock_lock, _stock_rlock = _Condition.wait, threading.Lock, threading.RLock
 _PythonRLock: Any = threading._PyRLock  # type: ignore[attr-defined]
@@ -42,6 +44,8 @@ RELIES_ON = (
     Reliance("threading._time", "limits of waits are counted by it"),
     Reliance("queue.time", "the same for queues"),
     Reliance("queue._PySimpleQueue", "a SimpleQueue of semaphores", has=("get", "put")),
+    Reliance("multiprocessing.managers.SyncManager._registry", "what makes a manager's objects, by their names",
+             holds=lambda registry: registry["RLock"][0] is not None),
     Reliance("multiprocessing.connection.Connection", "a queue's get, and a pipe's recv, wait there", has=(
         "_poll", "_recv_bytes",
     )),
@@ -53,6 +57,8 @@ def install(patches: Patches, threads: RankThreads) -> None:
     _older.clear()
     patches.set(threading, "Lock", _makes("threading:Lock", _stock_lock, Lock, threads))
     patches.set(threading, "RLock", _makes("threading:RLock", _stock_rlock, ReentrantLock, threads))
+    registry = _Manager._registry  # it has the function, which is pickled by its name
+    patches.set(_Manager, "_registry", {**registry, "RLock": (threading.RLock, *registry["RLock"][1:])})
     patches.set(queue, "SimpleQueue", _makes("queue:SimpleQueue", _Queue, _PythonQueue))
     patches.set(threading.Condition, "wait", _waits_for_notice(threads))
     for module, name in ((threading, "_time"), (queue, "time")):  # by which limits of waits are computed
@@ -207,6 +213,8 @@ class Lock:
             notice = self._threads.notice("a lock")
             self._waiting.append(notice)
             try:
+                if self._lock.acquire(False):  # a thread without a turn has released it before it could see who waits
+                    return True
                 told = self._threads.wait(notice, None if timeout < 0 else timeout)
             finally:
                 if notice in self._waiting:

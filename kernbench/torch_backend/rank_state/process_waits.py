@@ -1,0 +1,323 @@
+"""Where a rank, or main beside its ranks, waits for what processes share: the locks, semaphores, pipes and proxies of
+:mod:`multiprocessing`, on which its queues, events, conditions and barriers stand. The others go on meanwhile.
+
+What main has made it may have given to several ranks, so that one of them waits for another. What a rank has made it shares
+with processes of its own, of which the simulation knows nothing: it waits for these as Python does, and no time passes.
+
+What is put into a queue is pickled at once. Python does it a little later, in a thread, which may find another rank's modules
+and would have to wait for a turn to read a tensor.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import multiprocessing.connection
+import multiprocessing.managers
+import multiprocessing.queues
+import multiprocessing.reduction
+import multiprocessing.synchronize
+import multiprocessing.util
+import os
+import pickle
+import select
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from greenlet import getcurrent
+
+from kernbench.scheduler.crew import acting_crew, current_member, is_in_rank, is_outside
+from kernbench.simulation.simulation import Simulation
+from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.relies_on import Reliance
+
+_connections: Any = multiprocessing.connection
+_Semaphore: Any = multiprocessing.synchronize.SemLock
+_Connection: Any = _connections.Connection
+_Queue: Any = multiprocessing.queues.Queue
+_Proxy: Any = multiprocessing.managers.BaseProxy
+_Pickler: Any = multiprocessing.reduction.ForkingPickler
+_util: Any = multiprocessing.util
+_rebuild: Any = _connections.rebuild_connection
+_Selector: Any = _connections._WaitSelector
+_stock_poll, _stock_receive = _Connection._poll, _Connection._recv_bytes
+_stock_recv, _stock_send = _Connection._recv, _Connection._send
+
+RELIES_ON = (
+    Reliance("multiprocessing.synchronize.SemLock", "a lock or semaphore is one, and has the methods of C as its own", has=(
+        "_make_methods", "__enter__",
+    )),
+    Reliance("multiprocessing.util._afterfork_registry", "all that are made by their own names are noted there"),
+    Reliance("multiprocessing.connection.Connection", "pipes and queues are read and written there", has=(
+        "__init__", "_poll", "_recv_bytes", "_recv", "_send",
+    )),
+    Reliance("multiprocessing.connection.rebuild_connection", "makes a connection of one that was sent"),
+    Reliance("multiprocessing.connection._WaitSelector", "waits for any of several pipes and processes", has=("select",)),
+    Reliance("multiprocessing.queues.Queue", "what is put is pickled by a thread of its own", has=(
+        "put", "_on_queue_feeder_error",
+    )),
+    Reliance("multiprocessing.managers.BaseProxy._callmethod", "a proxy asks its manager there"),
+)  # fmt: skip
+
+_WAITING = frozenset({
+    "AsyncResult", "Barrier", "BoundedSemaphore", "Condition", "Event", "JoinableQueue", "Lock", "Pool", "Queue", "RLock",
+    "Semaphore",
+})  # fmt: skip
+"""Types of a manager's objects whose methods wait."""
+
+_ROOM = select.PIPE_BUF
+"""Bytes that a pipe takes at once if it takes any."""
+
+_OWNER = "kernbench_owner"
+"""An attribute of what a rank has made, and not received: which spawn's."""
+
+
+class _Pickled:
+    """What was put into a queue, as bytes: to whatever pickles it, and unpickles it elsewhere, it is that."""
+
+    __slots__ = ("_data",)
+
+    def __init__(self, data: bytes) -> None:
+        self._data = data
+
+    def __reduce__(self) -> Any:
+        return pickle.loads, (self._data,)
+
+
+class ProcessWaits:
+    """Of one spawn."""
+
+    def __init__(self, simulation: Simulation) -> None:
+        self._simulation = simulation
+        self._threads = simulation.threads
+        self._process = os.getpid()
+        self._mark = object()
+
+    def install(self, patches: Patches, *, alone: bool) -> None:
+        """Replace where processes wait. ``alone``: this one is a rank's, which has got what others made before."""
+        stock_methods = _Semaphore._make_methods
+
+        def make_methods(lock: Any) -> None:
+            stock_methods(lock)
+            if self._is_ranks():
+                lock.acquire = self._acquires_own(lock)
+            else:
+                lock.acquire, lock.release = self._acquires(lock), self._releases(lock)
+
+        patches.set(_Semaphore, "_make_methods", make_methods)
+        patches.set(_Semaphore, "__enter__", _enter)
+        patches.set(_Semaphore, "__exit__", _exit)
+        for lock in _semaphores(alone):
+            patches.set(lock, "acquire", self._acquires(lock))
+            patches.set(lock, "release", self._releases(lock))
+        stock_init = _Connection.__init__
+
+        @functools.wraps(stock_init)
+        def init(connection: Any, *args: object, **kwargs: object) -> None:
+            stock_init(connection, *args, **kwargs)
+            if self._is_ranks():
+                setattr(connection, _OWNER, self._mark)
+
+        @functools.wraps(_rebuild)
+        def rebuild(*args: object, **kwargs: object) -> Any:
+            received = _rebuild(*args, **kwargs)
+            vars(received).pop(_OWNER, None)
+            return received
+
+        patches.set(_Connection, "__init__", init)
+        patches.set(_connections, "rebuild_connection", rebuild)
+        patches.set(_Connection, "_poll", self._polls(_Connection._poll))
+        patches.set(_Connection, "_recv_bytes", self._receives(_Connection._recv_bytes))
+        patches.set(_Connection, "_recv", self._reads())
+        patches.set(_Connection, "_send", self._writes())
+        patches.set(_connections, "_WaitSelector", self._selector())
+        patches.set(_Proxy, "_callmethod", self._calls(_Proxy._callmethod))
+        patches.set(_Queue, "put", self._puts(_Queue.put))
+
+    def _is_ranks(self) -> bool:
+        """Whether what is made now is a rank's own."""
+        return is_in_rank() or os.getpid() != self._process
+
+    def be_alone(self) -> None:
+        """This process is a rank's from here on."""
+        self._process = os.getpid()
+
+    def _waits(self) -> bool:
+        """Whether others go on while the running thread waits: it is a rank's with a turn, or main beside its ranks."""
+        if os.getpid() != self._process:  # one that a rank, or main, has forked
+            return False
+        if is_in_rank():
+            return not is_outside() and (acting_crew() is not None or current_member() is None)
+        scheduler = self._simulation.scheduler
+        return bool(scheduler.live_count) and getcurrent() is scheduler.main
+
+    def _acquires(self, lock: Any) -> Callable[..., bool]:
+        semaphore, threads = lock._semlock, self._threads
+
+        @functools.wraps(semaphore.acquire)
+        def acquire(block: bool = True, timeout: float | None = None) -> bool:
+            if semaphore.acquire(False):
+                return True
+            if not block or not self._waits():
+                return bool(semaphore.acquire(block, timeout))
+            begin, left = threads.time(), timeout
+            while threads.meet(_what(lock), lambda: not semaphore._is_zero(), left):
+                if semaphore.acquire(False):
+                    return True
+                left = None if timeout is None else max(timeout - (threads.time() - begin), 0.0)
+            return timeout is None and bool(semaphore.acquire())  # main's ranks have ended
+
+        return acquire
+
+    def _acquires_own(self, lock: Any) -> Callable[..., bool]:
+        """Of a rank's own: the others wait, but for threads of the same rank."""
+        semaphore, threads = lock._semlock, self._threads
+
+        @functools.wraps(semaphore.acquire)
+        def acquire(block: bool = True, timeout: float | None = None) -> bool:
+            if semaphore.acquire(False):
+                return True
+            if block and acting_crew() is not None:
+                return bool(threads.outside(_what(lock), functools.partial(semaphore.acquire, True, timeout)))
+            return bool(semaphore.acquire(block, timeout))
+
+        return acquire
+
+    def _releases(self, lock: Any) -> Callable[[], None]:
+        release = lock._semlock.release
+
+        @functools.wraps(release)
+        def in_time() -> None:
+            self._catch_up()
+            release()
+
+        return in_time
+
+    def _catch_up(self) -> None:
+        """What others get of a rank they get no earlier than at its own time."""
+        if is_in_rank() and self._waits():
+            self._simulation.waits.sleep(0.0)
+
+    def _meets(self, connection: Any) -> bool:
+        return (
+            isinstance(connection, _Connection)
+            and getattr(connection, _OWNER, None) is not self._mark
+            and self._waits()
+        )
+
+    def _selector(self) -> type:
+        """What pipes and processes are waited for with."""
+        waits = self
+
+        class Selector(_Selector):
+            def select(self, timeout: float | None = None) -> list[Any]:
+                there: list[Any] = super().select(0)
+                if there or timeout == 0 or not any(waits._meets(key.fileobj) for key in self.get_map().values()):
+                    return there or super().select(timeout)
+                select = super().select
+                return select(0) if waits._threads.meet("a message", lambda: bool(select(0)), timeout) else []
+
+        return Selector
+
+    def _polls(self, stock: Callable[..., bool]) -> Callable[..., bool]:
+        @functools.wraps(stock)
+        def poll(connection: Any, timeout: float | None) -> bool:
+            return bool((_stock_poll if self._meets(connection) else stock)(connection, timeout))
+
+        return poll
+
+    def _receives(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(stock)
+        def receive(connection: Any, *args: object) -> Any:
+            return (_stock_receive if self._meets(connection) else stock)(connection, *args)
+
+        return receive
+
+    def _reads(self) -> Callable[..., Any]:
+        @functools.wraps(_Connection._recv)
+        def recv(connection: Any, size: int, read: Callable[[int, int], bytes] = os.read) -> Any:
+            def read_there(handle: int, count: int) -> bytes:
+                if not _has(connection, select.POLLIN):
+                    self._threads.meet("a message", _there(connection))
+                return read(handle, count)
+
+            return _stock_recv(connection, size, read_there if self._meets(connection) else read)
+
+        return recv
+
+    def _writes(self) -> Callable[..., None]:
+        @functools.wraps(_Connection._send)
+        def send(connection: Any, data: Any, write: Callable[[int, Any], int] = os.write) -> None:
+            def write_some(handle: int, data: Any) -> int:
+                if not _has(connection, select.POLLOUT):
+                    self._threads.meet("room in a pipe", lambda: _has(connection, select.POLLOUT))
+                return write(handle, data[:_ROOM])
+
+            if not self._meets(connection):
+                return _stock_send(connection, data, write)
+            self._catch_up()
+            return _stock_send(connection, data, write_some)
+
+        return send
+
+    def _calls(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(stock)
+        def callmethod(proxy: Any, *args: object, **kwargs: object) -> Any:
+            if is_in_rank() and self._waits() and proxy._token.typeid in _WAITING:
+                return self._threads.outside("a manager's answer", functools.partial(stock, proxy, *args, **kwargs))
+            return stock(proxy, *args, **kwargs)
+
+        return callmethod
+
+    def _puts(self, stock: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(stock)
+        def put(queue: Any, obj: Any, *args: Any, **kwargs: Any) -> None:
+            if self._waits():
+                try:
+                    obj = _Pickled(bytes(_Pickler.dumps(obj)))
+                except Exception as error:
+                    queue._on_queue_feeder_error(error, obj)  # as the thread does: nothing is put
+                    return
+            stock(queue, obj, *args, **kwargs)
+
+        return put
+
+
+def _enter(lock: Any) -> bool:
+    return bool(lock.acquire())
+
+
+def _exit(lock: Any, *_: object) -> None:
+    lock.release()
+
+
+def _semaphores(alone: bool) -> Iterator[Any]:
+    """Those that there are. One that was received, rather than made, is found among all objects."""
+    known = [each for each in list(_util._afterfork_registry.values()) if isinstance(each, _Semaphore)]
+    if alone:
+        kinds = {_Semaphore, *_Semaphore.__subclasses__(), *multiprocessing.synchronize.Semaphore.__subclasses__()}
+        known += [each for each in gc.get_objects() if type(each) in kinds]
+    return iter({id(each): each for each in known}.values())
+
+
+def _what(lock: Any) -> str:
+    return f"a {type(lock).__name__} of multiprocessing"
+
+
+def _there(connection: Any) -> Callable[[], bool]:
+    """Whether something can be read, or the connection is closed."""
+
+    def ready() -> bool:
+        try:
+            return _has(connection, select.POLLIN)
+        except OSError:
+            return True
+
+    return ready
+
+
+def _has(connection: Any, what: int) -> bool:
+    """Whether it can be read, or ``_ROOM`` bytes be written, without a wait; or fails."""
+    poll = select.poll()
+    poll.register(connection, what)
+    return bool(poll.poll(0))

@@ -1,0 +1,173 @@
+"""What ranks share by multiprocessing, main's too: queues, pipes, locks, events and their kind, in both isolations."""
+
+from __future__ import annotations
+
+import multiprocessing
+import queue
+import time
+from multiprocessing.connection import wait
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import kernbench
+
+CONTEXT = multiprocessing.get_context("fork")
+WORLD = 3
+BIG = 300_000
+
+pytestmark = pytest.mark.parametrize("isolation", ["carrier", "process"])
+
+
+@pytest.fixture(autouse=True)
+def _no_server_of_descriptors():
+    before = torch.multiprocessing.get_sharing_strategy()
+    torch.multiprocessing.set_sharing_strategy("file_system")
+    yield
+    torch.multiprocessing.set_sharing_strategy(before)
+
+
+def spawn(body: Any, *shared: Any, isolation: str, join: bool = True) -> None:
+    """Run ``body(rank, *shared)`` in each rank; where they are not joined, the last of ``shared`` is what main does."""
+
+    def worker(rank: int, *shared: Any) -> None:
+        dist.init_process_group("nccl")
+        total = torch.ones(2, device=f"cuda:{rank}")
+        body(rank, *shared)
+        dist.all_reduce(total)
+        assert total.tolist() == [WORLD, WORLD]
+        dist.destroy_process_group()
+
+    with kernbench.simulate("dgx_h100") as ctx:
+        ranks = ctx.multiprocessing.spawn(worker, shared, nprocs=WORLD, isolation=isolation, join=join)
+        if not join:
+            shared[-1](ranks)
+
+
+def test_a_queue_brings_what_another_rank_puts(isolation):
+    def body(rank: int, items: Any, answers: Any, seen: Any) -> None:
+        if rank == 0:
+            for _ in range(WORLD - 1):
+                sender, values = items.get()
+                seen.put((sender, values.tolist()))
+            for _ in range(WORLD - 1):
+                answers.put("done")
+        else:
+            items.put((rank, torch.full((2,), float(rank))))
+            assert answers.get() == "done"
+
+    items, answers, seen = CONTEXT.Queue(), CONTEXT.SimpleQueue(), CONTEXT.Queue()
+    spawn(body, items, answers, seen, isolation=isolation)
+    assert sorted(seen.get() for _ in range(WORLD - 1)) == [(1, [1.0, 1.0]), (2, [2.0, 2.0])]
+
+
+def test_a_limit_of_a_queues_get_passes_in_virtual_time(isolation):
+    def body(rank: int, items: Any, seen: Any) -> None:
+        if rank == 1:
+            time.sleep(12)
+            items.put("late")
+        if rank == 0:
+            begin = time.monotonic()
+            with pytest.raises(queue.Empty):
+                items.get(timeout=5)
+            seen.put(round(time.monotonic() - begin, 3))
+            assert items.get(timeout=20) == "late"
+            seen.put(round(time.monotonic() - begin, 3))
+
+    items, seen = CONTEXT.Queue(), CONTEXT.SimpleQueue()
+    spawn(body, items, seen, isolation=isolation)
+    assert [seen.get(), seen.get()] == [5.0, 12.0]
+
+
+def test_a_lock_is_held_across_waits_for_the_simulation(isolation):
+    def body(rank: int, lock: Any, count: Any) -> None:
+        with lock:
+            before = count.value
+            torch.cuda.synchronize()  # the others go on, up to the lock
+            count.value = before + 1
+
+    lock, count = CONTEXT.Lock(), CONTEXT.Value("i", 0, lock=False)
+    spawn(body, lock, count, isolation=isolation)
+    assert count.value == WORLD
+
+
+def test_events_conditions_and_barriers(isolation):
+    def body(rank: int, event: Any, barrier: Any, condition: Any, count: Any) -> None:
+        if rank == 0:
+            event.wait()
+        elif rank == 1:
+            event.set()
+        barrier.wait()
+        with condition:
+            count.value += 1
+            if count.value == WORLD:
+                condition.notify_all()
+            else:
+                condition.wait()
+
+    count = CONTEXT.Value("i", 0)
+    spawn(body, CONTEXT.Event(), CONTEXT.Barrier(WORLD), CONTEXT.Condition(), count, isolation=isolation)
+    assert count.value == WORLD
+
+
+def test_pipes_that_are_full_and_several_at_once(isolation):
+    def body(rank: int, pipes: Any) -> None:
+        if rank == 0:
+            left = [ours for ours, _ in pipes[1:]]
+            while left:
+                for each in wait(left):
+                    assert len(each.recv()) == BIG
+                    left.remove(each)
+            for ours, _ in pipes[1:]:
+                ours.send("thanks")
+        else:
+            pipes[rank][1].send(b"x" * BIG)
+            assert pipes[rank][1].recv() == "thanks"
+
+    spawn(body, [CONTEXT.Pipe() for _ in range(WORLD)], isolation=isolation)
+
+
+def test_what_no_rank_brings_is_a_deadlock(isolation):
+    def body(rank: int, items: Any) -> None:
+        if rank == 0:
+            items.get()
+
+    with pytest.raises(kernbench.SpawnException) as raised:
+        spawn(body, CONTEXT.Queue(), isolation=isolation)
+    assert "rank 0: waits for a message" in str(raised.value)
+
+
+def test_main_waits_for_ranks_that_it_has_not_joined_and_they_for_main(isolation):
+    def body(rank: int, items: Any, stop: Any, main: Any) -> None:
+        items.put(rank)
+        stop.wait()
+
+    came: list[int] = []
+
+    def main(ranks: Any) -> None:
+        came.extend(items.get(timeout=30) for _ in range(WORLD))
+        with pytest.raises(queue.Empty):
+            items.get(timeout=30)
+        stop.set()
+        while not ranks.join():
+            pass
+
+    items, stop = CONTEXT.Queue(), CONTEXT.Event()
+    spawn(body, items, stop, main, isolation=isolation, join=False)
+    assert sorted(came) == list(range(WORLD))
+
+
+def test_what_a_rank_fails_with_is_told_where_main_waits_for_it(isolation):
+    def body(rank: int, items: Any, main: Any) -> None:
+        if rank == 1:
+            raise ValueError("no message of mine")
+        items.put(rank)
+
+    def main(ranks: Any) -> None:
+        with pytest.raises(kernbench.SpawnException, match="no message of mine"):
+            [items.get() for _ in range(WORLD)]
+
+    items = CONTEXT.Queue()
+    spawn(body, items, main, isolation=isolation, join=False)
