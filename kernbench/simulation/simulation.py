@@ -275,7 +275,7 @@ class Simulation:
         host = self.hosts.current()
         host.let_wait(host.stream, (op,))
         if host.order is not None:
-            host.order.stream_waits(host.stream, (getattr(op, "moment", None),))
+            host.order.stream_waits_for_work(host.stream, getattr(op, "moment", None))
 
     def limit(self, op: Operation, seconds: float, number: int, group: Communicator, asked_for: bool) -> None:
         """Let a collective or message fail with ``torch.distributed.DistBackendError`` if it has not started ``seconds`` of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -125,6 +126,66 @@ def test_kernels_and_streams_of_a_capture(run: Callable[..., list[Any]]) -> None
         return x[0].item(), y[0].item(), z[0].item()
 
     assert run(body) == [(3.0, 30.0, 33.0)]
+
+
+@pytest.mark.parametrize(
+    ("fork", "join", "words"),
+    [
+        (True, False, "capturing stream has unjoined work(.|\n)*has not waited for stream"),
+        (False, True, "operation failed due to a previous error during capture"),
+        (True, True, ""),
+    ],
+)
+@pytest.mark.parametrize("by_events", [False, True])
+def test_a_stream_belongs_to_a_capture_that_it_has_waited_for_and_joins_it(
+    run: Callable[..., list[Any]], fork: bool, join: bool, words: str, by_events: bool
+) -> None:
+    def wait(stream: Any, other: Any) -> None:
+        stream.wait_event(other.record_event()) if by_events else stream.wait_stream(other)
+
+    def body() -> Any:
+        x, graph = torch.ones(4, device="cuda"), torch.cuda.CUDAGraph()
+        one, two = torch.cuda.Stream(), torch.cuda.Stream()
+        try:
+            with torch.cuda.graph(graph):
+                first = torch.cuda.current_stream()
+                if fork:
+                    wait(one, first)
+                with torch.cuda.stream(one):
+                    y = x * 2
+                wait(two, one)
+                with torch.cuda.stream(two):
+                    z = y + 1
+                if join:
+                    wait(first, two)  # and with it for the other
+        except torch.AcceleratorError as error:
+            context = error.__context__
+            assert fork or (isinstance(context, kernbench.KernbenchError) and "on stream " in str(context))
+            return str(error)
+        x.fill_(5)
+        graph.replay()
+        return z.tolist()
+
+    (found,) = run(body)
+    assert re.search(words, found) if words else found == [11.0] * 4
+
+
+def test_a_capture_does_not_wait_for_work_before_it(run: Callable[..., list[Any]]) -> None:
+    def body() -> Any:
+        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream()
+        before = side.record_event()
+        never = torch.cuda.Event()
+        found = []
+        for wait in (lambda stream: stream.wait_event(before), lambda stream: stream.wait_stream(side)):
+            with pytest.raises(torch.AcceleratorError, match="previous error"), torch.cuda.graph(torch.cuda.CUDAGraph()):
+                with pytest.raises(torch.AcceleratorError, match="dependency created on uncaptured work") as raised:
+                    wait(torch.cuda.current_stream())
+                found.append(raised.value.error_code)
+        with torch.cuda.graph(graph):
+            torch.cuda.current_stream().wait_event(never)  # that has not been recorded: nothing is waited for
+        return found
+
+    assert run(body) == [[905, 905]]
 
 
 def test_random_numbers_differ_between_replays(run: Callable[..., list[Any]]) -> None:
