@@ -252,7 +252,9 @@ def count_rows_kernel(out_ptr):
 @pytest.mark.parametrize("grid", [(1, 65_536), (1, 1, 65_536), (2**31,)])
 def test_a_grid_that_is_too_large_is_refused_as_on_a_gpu(grid):
     out = torch.zeros(1, dtype=torch.int32)
-    with pytest.raises(RuntimeError, match=r"Triton Error \[CUDA\]: invalid argument: kernel count_rows_kernel has a grid of"):
+    with pytest.raises(
+        RuntimeError, match=r"Triton Error \[CUDA\]: invalid argument: kernel count_rows_kernel has a grid of"
+    ):
         count_rows_kernel[grid](out)
     count_rows_kernel[(65_536,)](out)
     assert out.item() == 65_536

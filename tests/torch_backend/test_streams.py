@@ -66,7 +66,9 @@ def test_a_host_that_asks_until_a_copy_is_over_gets_there(asks: str) -> None:
         host.copy_(x, non_blocking=True)
         late.record()
         stream, looks = torch.cuda.current_stream(), 0
-        while not {"event": late.query, "stream": stream.query, "both": lambda: late.query() and stream.query()}[asks]():
+        while not {"event": late.query, "stream": stream.query, "both": lambda: late.query() and stream.query()}[
+            asks
+        ]():
             assert asks != "both" or early.query()
             looks += 1
         seen["looks"], seen["now"] = looks, ctx.now()

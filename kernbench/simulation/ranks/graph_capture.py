@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any, NoReturn, Protocol
 
 from kernbench.cost.work import Cost
+from kernbench.errors import KernbenchError
 from kernbench.order import GraphOrder
 from kernbench.sim_engine.operation import COMPUTE_STREAM, Operation
-from kernbench.errors import KernbenchError
 from kernbench.simulation.ranks.accelerator_errors import cuda_error
 from kernbench.simulation.ranks.captured_streams import CapturedStreams, Known
 
@@ -147,7 +147,9 @@ class GraphCapture:
         unjoined = self.streams.unjoined()
         if unjoined:
             names = ", ".join(map(_told, unjoined))
-            raise cuda_error(UNJOINED, f"{_told(self.stream)}, on which the capture began, has not waited for {names}\n")
+            raise cuda_error(
+                UNJOINED, f"{_told(self.stream)}, on which the capture began, has not waited for {names}\n"
+            )
 
     def enqueue(
         self, enqueue: Callable[..., Operation], host: Any, name: str, cost: Cost | None, sip: int,
