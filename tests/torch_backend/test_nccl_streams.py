@@ -416,6 +416,14 @@ def send_before_a_sum(rank: int, n: int) -> None:
         dist.recv(x, 0)
 
 
+def message_behind_uneven_parts(rank: int, n: int) -> None:
+    """The group's first collective exchanges parts that are alike for one rank and not for the other."""
+    takes, sends = ([1, 1], [1, 2]) if rank == 0 else ([2, 1], [1, 1])
+    x, y = torch.ones(sum(sends), device="cuda"), torch.empty(sum(takes), device="cuda")
+    dist.all_to_all_single(y, x, takes, sends)
+    dist.send(x[:1].clone(), 1) if rank == 0 else dist.recv(x[:1].clone(), 0)
+
+
 def send_after_a_sum(rank: int, n: int) -> None:
     """The same when the group has communicated before."""
     dist.all_reduce(torch.ones(n, device="cuda"))
@@ -431,11 +439,12 @@ def send_after_a_sum(rank: int, n: int) -> None:
     (send_before_a_sum, {}, True),
     (send_before_a_sum, {"eager": True}, False),
     (send_after_a_sum, {}, False),
-], ids=["three", "four", "one communicator", "a pair", "a group", "a group from the start", "a group before"])  # fmt: skip
+    (message_behind_uneven_parts, {}, False),
+], ids=["three", "four", "one communicator", "a pair", "a group", "group from the start", "group before", "parts"])  # fmt: skip
 def test_first_messages_in_a_circle_are_remarked(
     program: Program, options: dict[str, Any], hangs: bool, isolation: str
 ) -> None:
-    """Torch's host waits in the first message of a pair, and the first collective of a group, until the others come to theirs."""
+    """Torch's host waits in the first message of a pair, and in a group's first collective, until the others come to theirs."""
     ranks, eager = options.get("ranks", 2), options.get("eager", False)
 
     def worker(rank: int) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from kernbench.simulation.ranks.locations import Location
 
@@ -17,7 +17,7 @@ from kernbench.simulation.ranks.locations import Location
 class _FirstCall(NamedTuple):
     """A rank's first call over a communicator of ``members``; ``pair``: one for messages."""
 
-    communicator: Hashable
+    communicator: Any
     members: Sequence[int]
     location: Location
     pair: bool
@@ -63,6 +63,8 @@ class FirstMessages:
     def _waits_in(self, rank: int) -> _FirstCall | None:
         """Where a host would be; None: in none of its first calls."""
         calls = self._open.get(rank)
+        while calls and not calls[0].pair and calls[0].communicator.made:
+            calls.popleft()  # others have come to it by what is not told of here
         return calls[0] if calls else None
 
     def _behind(self, call: _FirstCall) -> list[int]:
