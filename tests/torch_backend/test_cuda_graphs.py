@@ -358,6 +358,34 @@ def test_a_graph_of_a_sharded_model_gathers_its_parameters_again(
         assert rank[0][0][0] != rank[1][0][0]
 
 
+def test_a_replayed_step_of_ddp_waits_for_its_sums() -> None:
+    """C++ code waits for them by their futures, which a replay does as it is captured."""
+    found = {}
+
+    def worker(rank: int) -> None:
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(rank)
+        side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8, device="cuda"))
+            x = torch.full((2, 8), rank + 1.0, device="cuda")
+            for _ in range(3):
+                model(x).sum().backward()
+        torch.cuda.current_stream().wait_stream(side)
+        model.zero_grad()
+        with torch.cuda.graph(graph):
+            model(x).sum().backward()
+            gradient = model.module.weight.grad * 1
+        x.fill_(rank + 5.0)
+        graph.replay()
+        found[rank] = gradient[0, 0].item()
+
+    with kernbench.simulate("dgx_h100", races=True) as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=2)
+    assert found == {0: 11.0, 1: 11.0}
+
+
 def test_a_capture_leaves_memory_as_it_was(run: Callable[..., list[Any]]) -> None:
     """A whole step as torch's documentation captures it, with the optimizer, and what else keeps a state."""
 

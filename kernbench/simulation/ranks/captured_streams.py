@@ -19,17 +19,24 @@ class CapturedStreams:
     def __init__(self, first: str) -> None:
         self._first = first
         self._known: dict[str, dict[str, int]] = {first: {}}
+        self._of_libraries: set[str] = set()
 
     def __contains__(self, name: str) -> bool:
         return name in self._known
 
     def work(self, name: str) -> bool:
         """Something is put on a stream. False if the stream does not belong to the capture."""
+        if name in self._of_libraries:
+            return True
         known = self._known.get(name)
         if known is None:
             return False
         known[name] = known.get(name, 0) + 1
         return True
+
+    def admit(self, name: str) -> None:
+        """A library for collectives has put something on a stream of its own."""
+        self._of_libraries.add(name)
 
     def moment(self, name: str) -> Known | None:
         """What has been put on a stream and on those that it has waited for; None: it does not belong to the capture."""

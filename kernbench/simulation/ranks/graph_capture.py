@@ -8,7 +8,7 @@ replay is one launch: what the graph consists of follows on the device without i
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
 from kernbench.cost.work import Cost
@@ -187,6 +187,19 @@ class GraphCapture:
             step()
         finally:
             host.stream = before
+
+    def wait_for_works(self, host: Any, operations: Sequence[Operation]) -> None:
+        """What comes next on the host's stream comes, in a replay, after what stands for these collectives then."""
+        stream = host.stream
+        self.add(lambda: self.on_stream(host, stream, lambda: self._wait_again(host, operations)))
+
+    def _wait_again(self, host: Any, operations: Sequence[Operation]) -> None:
+        """In a replay: wait for what stands for collectives of the capture now, and for what follows them on their streams."""
+        for op in operations:
+            if op in self.works:
+                self.works[op].wait()
+            elif op.stream in host.tails:
+                host.let_wait(host.stream, (host.tails[op.stream],))
 
     def replay(self, host: Any, overhead: float) -> None:
         """Take all steps; the host pays ``overhead`` s."""
