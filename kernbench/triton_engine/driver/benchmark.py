@@ -7,7 +7,9 @@ model.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
 from triton.runtime.autotuner import Autotuner
@@ -31,9 +33,11 @@ def modelled_seconds(fn: Callable[[], Any]) -> float:
 
 def _tell_of_updates(record: LaunchRecord, call: Callable[[], Any]) -> None:
     """Say which arguments autotuning leaves on a GPU with what many runs have made of them."""
-    known = dict(zip(getattr(getattr(call, "__code__", None), "co_freevars", ()), call.__closure__ or (), strict=False))
-    tuner, config = (known[name].cell_contents if name in known else None for name in ("self", "config"))
-    if not record.updated or not isinstance(tuner, Autotuner) or tuner.user_defined_pre_hook or config.pre_hook:
+    if not record.updated or not isinstance(call, FunctionType):
+        return
+    of = inspect.getclosurevars(call).nonlocals
+    tuner, config = of.get("self"), of.get("config")
+    if not isinstance(tuner, Autotuner) or tuner.user_defined_pre_hook or getattr(config, "pre_hook", None) is not None:
         return
     left = [name for name in record.updated if name not in (*tuner.reset_to_zero, *tuner.restore_value)]
     if left:
