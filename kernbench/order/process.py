@@ -54,6 +54,9 @@ class RankOrder:
         self._races = races
         self._returned: list[_Returned] = []
         self._posted: dict[str, Moment] = {}
+        self._let_go: dict[
+            str, set[int]
+        ] = {}  # by strand of collectives: those whose library has let go of their memory
 
     def locate(self) -> Place:
         """Where in the program the host is; in a replay, where it captured what it replays, too."""
@@ -128,6 +131,12 @@ class RankOrder:
             if end is not None:
                 strand.meet(end)
 
+    def stream_waits_for_work(self, stream: str, end: Moment | None) -> None:
+        """As :meth:`stream_waits`, for a collective or a message: from now on its library holds no tensor of it."""
+        if end is not None:
+            self.stream_waits(stream, (end,))
+            self._let_go.setdefault(end.strand.name, set()).add(end.n)
+
     def mark(self, stream: str) -> Moment:
         """An event on a stream."""
         return self.stream(stream).now()
@@ -186,8 +195,8 @@ class RankOrder:
     def returned(self, shadow: Shadow, address: int, stream: str, recorded: Collection[str]) -> None:
         """Memory has been given back to the pool of ``stream``, and may be given out again at once.
 
-        Who used it on that stream, on one for which the pool waits (``recorded``), or in a collective, whose library holds on
-        to it, is no danger.
+        Who used it on that stream, on one for which the pool waits (``recorded``) or that one of these has waited for, or in a
+        collective that no stream has waited for, whose library holds on to it until then, is no danger.
         """
         owner = self.stream(stream)
         if self._returned:
@@ -196,9 +205,11 @@ class RankOrder:
         for cell in shadow.cells:
             for access in cell.accesses:
                 strand = access.strand if access.strand.launch is None else access.strand.launch.strand
-                if strand is owner or strand.collective or strand.host is None or strand.world is not self.world:
+                if strand is owner or strand.host is None or strand.world is not self.world:
                     continue
-                if strand.name in recorded:
+                if strand.collective and access.n not in self._let_go.get(strand.name, ()):
+                    continue
+                if any(name == strand.name or self.stream(name).knows(strand, access.n) for name in recorded):
                     continue
                 if owner.knows(access.strand, access.n) or self.host.knows(access.strand, access.n):
                     continue
@@ -346,9 +357,10 @@ def _remedy(first: MemoryAccess, second: MemoryAccess) -> str:
     if outer is not inner:  # who waits for a graph waits for where it is replayed
         one, other = outer, inner
     if first.freed is not None:
+        who = f"the stream that waits for {one.called}" if one.collective else one.called
         return (
             f"its memory was given back at {first.freed} while {one.called} used it, and is used again now: call "
-            f"record_stream() on the tensor for {one.called}, or let {other.called} wait for {one.called} before that."
+            f"record_stream() on the tensor for {who}, or let {other.called} wait for {who} before that."
         )
     if one.lacks_fence or other.lacks_fence:
         lacking = one if one.lacks_fence else other

@@ -151,6 +151,10 @@ class Drain:
         """Why no rank can go on."""
         return deadlock_report(self.title, self.scheduler, self.waits, self.matcher, self.executor)
 
+    def situation(self) -> list[str]:
+        """Who waits for whom, as lines, while something could go on: for what says that one has waited for too long."""
+        return [line for line in self.report().splitlines() if not line.startswith("deadlock")]
+
     def tell_deadlock(self, first: str = "") -> str:
         """The report, after a ``first`` sentence; plugins are notified."""
         report = "\n".join(filter(None, (first, self.report())))

@@ -275,7 +275,7 @@ class Simulation:
         host = self.hosts.current()
         host.let_wait(host.stream, (op,))
         if host.order is not None:
-            host.order.stream_waits(host.stream, (getattr(op, "moment", None),))
+            host.order.stream_waits_for_work(host.stream, getattr(op, "moment", None))
 
     def limit(self, op: Operation, seconds: float, number: int, group: Communicator, asked_for: bool) -> None:
         """Let a collective or message fail with ``torch.distributed.DistBackendError`` if it has not started ``seconds`` of
@@ -288,7 +288,7 @@ class Simulation:
         self.deadlines.add(op, op.enqueue + seconds, asked_for, self._expire, seconds, number, group)
 
     def _expire(self, op: Operation, at: float, seconds: float, number: int, group: Communicator) -> None:
-        situation = "\n".join(self.drain.report().splitlines()[1:])
+        situation = "\n".join(self.drain.situation())
         waited = f"Rank {number}: Timed out waiting {round(seconds * 1000)}ms (virtual time)"
         error = torch.distributed.DistBackendError(f"{waited} for {op.name} on {group.name}.\n{situation}")
         self.matcher.give_up(op, error, at)

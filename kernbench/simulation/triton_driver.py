@@ -33,6 +33,12 @@ class Sink:
         simulation = current_simulation()
         return nullcontext() if simulation is None else simulation.hosts.current().as_one()
 
+    def say(self, sentence: str) -> None:
+        """Note it for the summary."""
+        simulation = current_simulation()
+        if simulation is not None:
+            simulation.remarks.setdefault(sentence)
+
 
 _installed = False
 

@@ -26,6 +26,11 @@ class TensorTraffic:
     write_low: int = 1 << 62
     write_high: int = 0
 
+    @property
+    def overlaps(self) -> bool:
+        """Whether some of what was read lies where something was written, as far as the ranges say."""
+        return max(self.read_low, self.write_low) < min(self.read_high, self.write_high)
+
     def beside(self, other: TensorTraffic) -> TensorTraffic:
         """What two moved."""
         return TensorTraffic(

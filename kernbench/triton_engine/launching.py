@@ -35,6 +35,9 @@ class LaunchSink(Protocol):
     def aside(self) -> AbstractContextManager[object]:
         """In a block of it a launch is sampled: what it reads, no program looks at."""
 
+    def say(self, sentence: str) -> None:
+        """Take what is to be said of a kernel besides its results."""
+
 
 _sink: LaunchSink | None = None
 
@@ -62,6 +65,8 @@ class LaunchRecord:
     rank: int | None = None
     #: The execution, if it was profiled.
     execution: Execution | None = None
+    #: Of one that was sampled: arguments whose bytes it reads and writes.
+    updated: tuple[str, ...] = ()
 
 
 @dataclass
@@ -132,7 +137,24 @@ def _sample(launch: Launch, programs: int, device: DeviceSpec) -> LaunchRecord |
         execution.run()
         counts = scaled_counts(execution)
         look_at(counts, launch, device, memory).complete(counts)
-    return LaunchRecord(launch.name, launch.grid, counts, launch.kernel, launch.rank)
+    return LaunchRecord(launch.name, launch.grid, counts, launch.kernel, launch.rank, updated=_updated(execution))
+
+
+def _updated(execution: Execution) -> tuple[str, ...]:
+    """Arguments of its launch of which programs have read what they, or others, write."""
+    launch, found = execution.launches[0], []
+    at = {base for base, traffic in execution.traffic()[0].items() if traffic.overlaps}
+    for name, arg in zip(launch.arg_names, launch.args, strict=False):
+        allocation = execution.find(arg.data_ptr()) if isinstance(arg, Tensor) and at else None
+        if allocation is not None and allocation.base in at:
+            found.append(name)
+    return tuple(found)
+
+
+def say(sentence: str) -> None:
+    """Say something of a kernel where launches are collected."""
+    if _sink is not None:
+        _sink.say(sentence)
 
 
 def scaled_counts(execution: Execution) -> Counts:

@@ -27,6 +27,7 @@ class Bug:
         ranks: that run it.
         sets_device: whether each rank first makes its GPU the current one.
         options: of the simulation.
+        remark: a part of what the summary says of it, if it raises nothing.
     """
 
     program: Callable[[bool], None]
@@ -38,6 +39,7 @@ class Bug:
     ranks: int = 2
     sets_device: bool = True
     options: dict[str, Any] = field(default_factory=dict)
+    remark: str = ""
 
 
 _MISMATCH, _DEADLOCK = kernbench.CollectiveMismatchError, kernbench.DeadlockError
@@ -93,6 +95,19 @@ BUGS = (
         options={"memory_limit": "177MB"}),
     Bug(one.state_of_all_ranks_on_the_first_gpu, "pytorch/examples#1078", _ROOM, "a GPU for each rank", ranks=8,
         options={"enable_data": False}),
+    Bug(many.checkpoint_that_one_rank_finds, "KempnerInstitute/KempnerForge#49", _MISMATCH, "rank 1: barrier"),
+    Bug(many.messages_before_all_have_met, "pytorch/pytorch#74701", _DEADLOCK, "rank 2: waits for store wait", ranks=3),
+    Bug(many.sum_that_another_stream_waits_for, "pytorch/pytorch#188655", _RACE, "the stream that waits for", races=True),
+    Bug(one.choice_that_loads_both, "vllm-project/vllm-ascend#16275", _ACCESS, "reads element -1 of", mark="before", ranks=1),
+    Bug(one.mask_of_a_longer_tensor, "triton-lang/triton#10336", _ACCESS, "reads element 6 of", mark="strided", ranks=1),
+    Bug(one.grid_along_the_wrong_axis, "triton-lang/triton#3299", RuntimeError, "Triton Error [CUDA]: invalid argument",
+        mark="", ranks=1),
+    Bug(one.tuned_on_what_it_changes, "triton-lang/triton#6547", None, remark="in x, which it reads and writes", ranks=1),
+    Bug(one.branch_of_a_graph_that_is_not_joined, "deepseek-ai/DeepEP#62", torch.AcceleratorError,
+        "capturing stream has unjoined work", mark="", ranks=1),
+    Bug(one.weights_dropped_while_they_are_copied, "meta-pytorch/torchrec#4218", _RACE, "record_stream() on the tensor for",
+        races=True, ranks=1),
+    Bug(one.copy_that_is_asked_for_too_seldom, "sgl-project/sglang#16493", _RACE, "read after write", races=True, ranks=1),
 )  # fmt: skip
 
 FILLED = (one.expert_whose_rows_nobody_writes, one.rows_cut_off_without_a_gradient)

@@ -333,3 +333,43 @@ def mean_of_means(fixed: bool) -> None:
         dist.all_reduce(tokens)
     dist.all_reduce(loss)
     print(float(loss / tokens if fixed else loss / 2))  # here
+
+
+def checkpoint_that_one_rank_finds(fixed: bool) -> None:
+    """Each rank looks for itself whether a shared file is there yet, and the state is broadcast if it is."""
+    there = [dist.get_rank() == 0]
+    if fixed:
+        dist.broadcast_object_list(there)
+    if there[0]:
+        dist.broadcast_object_list([{"step": 3}] if dist.get_rank() == 0 else [None])  # here
+    dist.barrier()
+
+
+def messages_before_all_have_met(fixed: bool) -> None:
+    """Two ranks of three exchange first in a group, and the third waits until they have."""
+    rank, store = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    if fixed:
+        dist.barrier()
+    if rank == 2:
+        store.wait(["exchanged"])
+        return
+    mine, other = torch.zeros(4, device="cuda"), torch.empty(4, device="cuda")
+    batch = [dist.P2POp(dist.isend, mine, 1 - rank), dist.P2POp(dist.irecv, other, 1 - rank)]
+    for work in dist.batch_isend_irecv(batch):
+        work.wait()  # here
+    torch.cuda.synchronize()
+    store.set("exchanged", "yes")
+
+
+def sum_that_another_stream_waits_for(fixed: bool) -> None:
+    """The collective's memory is given back when one stream has waited for it, and is another's."""
+    mine, side = torch.cuda.current_stream(), torch.cuda.Stream()
+    gradient = torch.full((1 << 20,), 1.0, device="cuda")
+    side.wait_stream(mine)
+    with torch.cuda.stream(side):
+        dist.all_reduce(gradient, async_op=True).wait()
+        if fixed:
+            gradient.record_stream(side)
+        del gradient
+    torch.full((1 << 20,), 2.0, device="cuda")  # here
+    torch.cuda.synchronize()

@@ -187,3 +187,97 @@ def state_of_all_ranks_on_the_first_gpu(fixed: bool) -> None:
     state = torch.ones(14 << 30, dtype=torch.int8, device=f"cuda:{dist.get_rank() if fixed else 0}")  # here
     dist.barrier()
     assert state.numel()
+
+
+@triton.jit
+def _lengths(ends, out, n, MASKED: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    if MASKED:
+        before = tl.load(ends + at - 1, (at > 0) & (at < n), other=0)
+    else:
+        before = tl.where(at == 0, 0, tl.load(ends + at - 1, at < n))  # before
+    tl.store(out + at, tl.load(ends + at, at < n) - before, at < n)
+
+
+def choice_that_loads_both(fixed: bool) -> None:
+    """``tl.where`` takes one of two values, both of which are loaded."""
+    ends = torch.arange(1, 9, device="cuda", dtype=torch.int32)
+    _lengths[(1,)](ends, torch.empty_like(ends), 8, MASKED=fixed, BLOCK=16)
+    torch.cuda.synchronize()
+
+
+@triton.jit
+def _added(values, bins, out, n, step, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    value = tl.load(values + at, at < n, other=0)
+    tl.store(out + at, value + tl.load(bins + at * step, at < n, other=0), at < n)  # strided
+
+
+def mask_of_a_longer_tensor(fixed: bool) -> None:
+    """One mask for two tensors, of which one is a shorter view with strides."""
+    values, bins = torch.ones(4, device="cuda"), torch.ones(5, device="cuda")[::2]
+    _added[(1,)](values, bins, torch.empty(4, device="cuda"), 3 if fixed else 4, bins.stride(0), BLOCK=8)
+    torch.cuda.synchronize()
+
+
+@triton.jit
+def _per_head(x):
+    tl.atomic_add(x, 1)
+
+
+def grid_along_the_wrong_axis(fixed: bool) -> None:
+    """Batch and heads are an axis of the grid that takes 65,535 blocks."""
+    count = torch.zeros(1, device="cuda", dtype=torch.int32)
+    _per_head[(65_538, 1) if fixed else (1, 65_538)](count)  # here
+    torch.cuda.synchronize()
+
+
+@triton.jit
+def _grown(x, n, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(x + at, tl.load(x + at, at < n) + 1, at < n)
+
+
+_CONFIGURATIONS = [triton.Config({"BLOCK": 128}), triton.Config({"BLOCK": 256})]
+
+
+def tuned_on_what_it_changes(fixed: bool) -> None:
+    """Autotuning runs a kernel many times on its own result."""
+    kernel = triton.autotune(_CONFIGURATIONS, key=["n"], restore_value=["x"] if fixed else None)(_grown)
+    kernel[lambda meta: (triton.cdiv(512, meta["BLOCK"]),)](torch.zeros(512, device="cuda"), 512)
+    torch.cuda.synchronize()
+
+
+def branch_of_a_graph_that_is_not_joined(fixed: bool) -> None:
+    """A second stream of a capture has work which the first one does not wait for."""
+    x, side = torch.ones(N, device="cuda"), torch.cuda.Stream()
+    with torch.cuda.graph(torch.cuda.CUDAGraph()):
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            x.mul(2)
+        if fixed:
+            torch.cuda.current_stream().wait_stream(side)
+
+
+def weights_dropped_while_they_are_copied(fixed: bool) -> None:
+    """Memory is given back while a copy to the host reads it on a stream of its own."""
+    side, weights = torch.cuda.Stream(), torch.full((MIB,), 5.0, device="cuda")
+    stash = torch.empty(MIB).pin_memory()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        stash.copy_(weights, non_blocking=True)
+    if fixed:
+        weights.record_stream(side)
+    weights.untyped_storage().resize_(0)
+    torch.zeros(MIB, device="cuda")  # here
+    torch.cuda.synchronize()
+
+
+def copy_that_is_asked_for_too_seldom(fixed: bool) -> None:
+    """Whether a copy is over is asked, and what is said is not waited for."""
+    host, over = torch.empty(MIB).pin_memory(), torch.cuda.Event()
+    host.copy_(torch.ones(MIB, device="cuda"), non_blocking=True)
+    over.record()
+    while not over.query() and fixed:
+        pass
+    print(host[0].item())  # here

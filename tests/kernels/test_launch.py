@@ -244,6 +244,22 @@ def test_too_much_shared_memory_is_refused_as_on_a_gpu():
     assert (c == 256).all()
 
 
+@triton.jit
+def count_rows_kernel(out_ptr):
+    tl.atomic_add(out_ptr, 1)
+
+
+@pytest.mark.parametrize("grid", [(1, 65_536), (1, 1, 65_536), (2**31,)])
+def test_a_grid_that_is_too_large_is_refused_as_on_a_gpu(grid):
+    out = torch.zeros(1, dtype=torch.int32)
+    with pytest.raises(
+        RuntimeError, match=r"Triton Error \[CUDA\]: invalid argument: kernel count_rows_kernel has a grid of"
+    ):
+        count_rows_kernel[grid](out)
+    count_rows_kernel[(65_536,)](out)
+    assert out.item() == 65_536
+
+
 def test_autotuning_leaves_out_what_does_not_fit():
     fits = triton.Config({"BK": 32}, num_stages=2, num_warps=8)
     configs = [triton.Config({"BK": 128}, num_stages=4, num_warps=8), fits, triton.Config({"BK": 32}, num_warps=1)]

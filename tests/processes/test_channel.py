@@ -75,4 +75,4 @@ def test_where_it_was_raised_arrives_with_it() -> None:
     for kind in (SystemExit, ValueError):
         with pytest.raises(kind) as raised:
             exec(compile(f"\n\nraise {kind.__name__}(3)", "/program.py", "exec"))
-        assert place_of(restored(portable(raised.value))) == place_of(raised.value) == "/program.py:3"
+        assert place_of(restored(portable(raised.value))) == place_of(raised.value) == "/program.py:3 in <module>"

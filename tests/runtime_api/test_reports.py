@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 
@@ -176,6 +177,18 @@ def test_a_long_list_of_ranks_is_cut():
         errors = failures(ctx, lambda rank: ctx.distributed.barrier() if rank else None, nprocs=128)
         assert "... and 64 more ranks" in str(errors[1])
         assert len(errors) == 127
+
+
+def test_the_place_of_a_rank_with_anothers_report_is_a_line_of_the_program():
+    def body(rank):
+        with contextlib.ExitStack() as at_the_end:
+            if rank != 2:
+                at_the_end.callback(ctx.distributed.barrier)
+
+    with kernbench.simulate() as ctx, pytest.raises(kernbench.SpawnException) as caught:
+        ctx.multiprocessing.spawn(body, nprocs=3, isolation="greenlet")
+    place = r"-- Process 1: DeadlockError, in the report of process 0 above; at .*test_reports\.py:\d+ in body$"
+    assert re.search(place, str(caught.value), re.MULTILINE)
 
 
 def test_a_report_of_many_ranks_is_shown_once():

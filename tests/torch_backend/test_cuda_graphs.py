@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from typing import Any
@@ -125,6 +126,66 @@ def test_kernels_and_streams_of_a_capture(run: Callable[..., list[Any]]) -> None
         return x[0].item(), y[0].item(), z[0].item()
 
     assert run(body) == [(3.0, 30.0, 33.0)]
+
+
+@pytest.mark.parametrize(
+    ("fork", "join", "words"),
+    [
+        (True, False, "capturing stream has unjoined work(.|\n)*has not waited for stream"),
+        (False, True, "operation failed due to a previous error during capture"),
+        (True, True, ""),
+    ],
+)
+@pytest.mark.parametrize("by_events", [False, True])
+def test_a_stream_belongs_to_a_capture_that_it_has_waited_for_and_joins_it(
+    run: Callable[..., list[Any]], fork: bool, join: bool, words: str, by_events: bool
+) -> None:
+    def wait(stream: Any, other: Any) -> None:
+        stream.wait_event(other.record_event()) if by_events else stream.wait_stream(other)
+
+    def body() -> Any:
+        x, graph = torch.ones(4, device="cuda"), torch.cuda.CUDAGraph()
+        one, two = torch.cuda.Stream(), torch.cuda.Stream()
+        try:
+            with torch.cuda.graph(graph):
+                first = torch.cuda.current_stream()
+                if fork:
+                    wait(one, first)
+                with torch.cuda.stream(one):
+                    y = x * 2
+                wait(two, one)
+                with torch.cuda.stream(two):
+                    z = y + 1
+                if join:
+                    wait(first, two)  # and with it for the other
+        except torch.AcceleratorError as error:
+            context = error.__context__
+            assert fork or (isinstance(context, kernbench.KernbenchError) and "on stream " in str(context))
+            return str(error)
+        x.fill_(5)
+        graph.replay()
+        return z.tolist()
+
+    (found,) = run(body)
+    assert re.search(words, found) if words else found == [11.0] * 4
+
+
+@pytest.mark.parametrize("by_event", [False, True])
+def test_a_capture_does_not_wait_for_work_before_it(run: Callable[..., list[Any]], by_event: bool) -> None:
+    def body() -> Any:
+        side, never = torch.cuda.Stream(), torch.cuda.Event()
+        before = side.record_event()
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            torch.cuda.current_stream().wait_event(never)  # that has not been recorded: nothing is waited for
+        try:
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                first = torch.cuda.current_stream()
+                first.wait_event(before) if by_event else first.wait_stream(side)
+        except torch.AcceleratorError as error:
+            return error.error_code, error.__context__.error_code
+        return None
+
+    assert run(body) == [(901, 905)]
 
 
 def test_random_numbers_differ_between_replays(run: Callable[..., list[Any]]) -> None:
@@ -295,6 +356,34 @@ def test_a_graph_of_a_sharded_model_gathers_its_parameters_again(
             for one, other in zip(replayed[1:], eager[1:], strict=True):
                 torch.testing.assert_close(one, other)
         assert rank[0][0][0] != rank[1][0][0]
+
+
+def test_a_replayed_step_of_ddp_waits_for_its_sums() -> None:
+    """C++ code waits for them by their futures, which a replay does as it is captured."""
+    found = {}
+
+    def worker(rank: int) -> None:
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(rank)
+        side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8, device="cuda"))
+            x = torch.full((2, 8), rank + 1.0, device="cuda")
+            for _ in range(3):
+                model(x).sum().backward()
+        torch.cuda.current_stream().wait_stream(side)
+        model.zero_grad()
+        with torch.cuda.graph(graph):
+            model(x).sum().backward()
+            gradient = model.module.weight.grad * 1
+        x.fill_(rank + 5.0)
+        graph.replay()
+        found[rank] = gradient[0, 0].item()
+
+    with kernbench.simulate("dgx_h100", races=True) as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=2)
+    assert found == {0: 11.0, 1: 11.0}
 
 
 def test_a_capture_leaves_memory_as_it_was(run: Callable[..., list[Any]]) -> None:

@@ -146,7 +146,9 @@ def test_a_program_that_explains_itself_and_exits_has_no_traceback(run: Run, iso
     )  # fmt: skip
     assert result.exit_code == 2, result.output
     assert "Traceback" not in result.output
-    assert re.search(r"^kernbench: failed: rank 0 \(exit code 2( at .*program\.py:4)?\)$", result.output, re.MULTILINE)
+    assert re.search(
+        r"^kernbench: failed: rank 0 \(exit code 2( at .*program\.py:4 in <module>)?\)$", result.output, re.MULTILINE
+    )
     failed = "import sys, os\nif os.environ['RANK'] == '1':\n    sys.exit(2)\nraise ValueError('broken')\n"
     mixed = run(failed, "--nproc-per-node", "2", "--isolation", isolation)
     assert mixed.exit_code == 1

@@ -406,17 +406,45 @@ def test_each_communicator_has_its_buffers() -> None:
     assert reserved[1] - reserved[0] == reserved[2] - reserved[1] == 224 << 20
 
 
+def send_before_a_sum(rank: int, n: int) -> None:
+    """One rank's first call is a message, the other's a collective."""
+    x = torch.ones(n, device="cuda")
+    if rank == 0:
+        dist.send(x, 1)
+    dist.all_reduce(x)
+    if rank == 1:
+        dist.recv(x, 0)
+
+
+def message_behind_uneven_parts(rank: int, n: int) -> None:
+    """The group's first collective exchanges parts that are alike for one rank and not for the other."""
+    takes, sends = ([1, 1], [1, 2]) if rank == 0 else ([2, 1], [1, 1])
+    x, y = torch.ones(sum(sends), device="cuda"), torch.empty(sum(takes), device="cuda")
+    dist.all_to_all_single(y, x, takes, sends)
+    dist.send(x[:1].clone(), 1) if rank == 0 else dist.recv(x[:1].clone(), 0)
+
+
+def send_after_a_sum(rank: int, n: int) -> None:
+    """The same when the group has communicated before."""
+    dist.all_reduce(torch.ones(n, device="cuda"))
+    send_before_a_sum(rank, n)
+
+
 @pytest.mark.parametrize("isolation", ["carrier", "process"])
 @pytest.mark.parametrize(("program", "options", "hangs"), [
     (ring_of_both, {"ranks": 3}, True),
     (ring_that_waits_at_the_end, {"ranks": 4}, True),
     (ring_of_both, {"ranks": 3, "eager": True}, False),
     (both_send, {}, False),
-], ids=["three", "four", "one communicator", "a pair"])  # fmt: skip
+    (send_before_a_sum, {}, True),
+    (send_before_a_sum, {"eager": True}, False),
+    (send_after_a_sum, {}, False),
+    (message_behind_uneven_parts, {}, False),
+], ids=["three", "four", "one communicator", "a pair", "a group", "group from the start", "group before", "parts"])  # fmt: skip
 def test_first_messages_in_a_circle_are_remarked(
     program: Program, options: dict[str, Any], hangs: bool, isolation: str
 ) -> None:
-    """Torch's host waits in the first message of a pair until the other rank comes to its own."""
+    """Torch's host waits in the first message of a pair, and in a group's first collective, until the others come to theirs."""
     ranks, eager = options.get("ranks", 2), options.get("eager", False)
 
     def worker(rank: int) -> None:

@@ -45,6 +45,34 @@ def test_a_timeout_that_is_set_through_prefixes_holds(isolation: str) -> None:
     ranks(program, isolation)
 
 
+@pytest.mark.parametrize("backend", ["gloo", "nccl"])
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+def test_a_key_that_never_comes_is_a_deadlock(isolation: str, backend: str) -> None:
+    def program(rank: int) -> None:
+        if rank == 1:
+            dist.distributed_c10d._get_default_store().get("never")
+
+    with pytest.raises(kernbench.SpawnException) as caught:
+        ranks(program, isolation, backend)
+    assert isinstance(caught.value.errors[1], kernbench.DeadlockError)
+    assert "rank 1: waits for store wait for default_pg/0//never" in str(caught.value.errors[1])
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+def test_a_store_that_waited_too_long_says_what_the_others_do(isolation: str) -> None:
+    def program(rank: int) -> None:
+        if rank == 0:
+            time.sleep(10)
+        else:
+            dist.distributed_c10d._get_default_store().wait(["late"], timedelta(seconds=5))
+
+    with pytest.raises(kernbench.SpawnException) as caught:
+        ranks(program, isolation)
+    first, other, *_ = str(caught.value.errors[1]).splitlines()
+    assert first == "wait timeout after 5000ms, keys: default_pg/0//late"
+    assert other.startswith("  rank 0: waits for sleep")
+
+
 @pytest.mark.parametrize("isolation", ISOLATIONS)
 def test_queues_and_keys_are_reached_through_prefixes(isolation: str) -> None:
     def program(rank: int) -> None:

@@ -54,6 +54,31 @@ def test_a_collective_does_not_stop_the_host_of_a_gpu_program() -> None:
     assert seen["device"] >= add.end - collective.start
 
 
+@pytest.mark.parametrize("asks", ["event", "stream", "both"])
+def test_a_host_that_asks_until_a_copy_is_over_gets_there(asks: str) -> None:
+    seen = {}
+
+    def body(ctx: Any) -> None:
+        x, host = torch.ones(N, device="cuda"), torch.empty(N).pin_memory()
+        torch.cuda.synchronize()
+        late, early = torch.cuda.Event(), torch.cuda.Event()
+        early.record()
+        host.copy_(x, non_blocking=True)
+        late.record()
+        stream, looks = torch.cuda.current_stream(), 0
+        while not {"event": late.query, "stream": stream.query, "both": lambda: late.query() and stream.query()}[
+            asks
+        ]():
+            assert asks != "both" or early.query()
+            looks += 1
+        seen["looks"], seen["now"] = looks, ctx.now()
+
+    operations = run(body, world=1)
+    end = max(op.end for op in operations)
+    assert 1 <= seen["looks"] < 10
+    assert end <= seen["now"] < end + 5e-6
+
+
 @pytest.mark.parametrize("case", ["gloo", "blocking wait"])
 def test_it_does_where_the_program_asks_for_that(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def body(ctx: Any) -> None:

@@ -25,6 +25,9 @@ class Collected:
     def aside(self):
         return contextlib.nullcontext()
 
+    def say(self, sentence) -> None:
+        pass
+
 
 @pytest.fixture
 def collected():

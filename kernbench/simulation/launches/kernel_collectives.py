@@ -178,6 +178,9 @@ def _launches_of(module: ModuleType, call: KernelCall, rank: int) -> list[Launch
         def aside(self) -> AbstractContextManager[None]:
             return nullcontext()
 
+        def say(self, sentence: str) -> None:
+            pass
+
     before = set_launch_sink(Collector())
     try:
         module.run(call)

@@ -140,7 +140,8 @@ class Matcher:
             self.hooks.collective_enqueued(group.name, collective.sequence, signature, op, arrival.location)
         self.engine.progress += 1
         self.engine.reserve(op)
-        if not group.made:
+        begins = not group.made
+        if begins:
             group.join(rank)
         if error is not None:
             self._forget(collective)
@@ -163,6 +164,8 @@ class Matcher:
             load = plan.loads.get(count) or self._load(plan, count, (*wholes(arrival.inputs), *wholes(arrival.outputs)))
             if load is not NO_LOAD:
                 self.engine.interference.expect(op, arrival.after, load)
+                if begins:
+                    self.mailbox.first.called_by_all(group, rank, group.ranks, arrival.location)
 
     def _load(self, plan: CallPlan, count: int, tensors: Sequence[torch.Tensor]) -> Load:
         """What a collective is expected to take from the kernels beside it; nothing where no library runs it as a kernel."""

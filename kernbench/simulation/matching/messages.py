@@ -240,6 +240,7 @@ class Mailbox:
             self._engine.reserve(op, route.batch)
             if route.lane == "group" and not route.made:
                 group.join(rank)
+                self.first.called_by_all(group, rank, group.ranks, message.location)
             if route.lane == "pair" and peer is not None:
                 self.first.called(group, rank, peer, message.location)
         if peer is None:

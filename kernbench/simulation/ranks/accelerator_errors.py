@@ -11,6 +11,8 @@ _CODES = {
     "device-side assert triggered": (710, "Search for `cudaErrorAssert'"),
     "operation not permitted when stream is capturing": (900, "Search for `cudaErrorStreamCaptureUnsupported'"),
     "operation failed due to a previous error during capture": (901, "Search for `cudaErrorStreamCaptureInvalidated'"),
+    "capturing stream has unjoined work": (904, "Search for `cudaErrorStreamCaptureUnjoined'"),
+    "dependency created on uncaptured work in another stream": (905, "Search for `cudaErrorStreamCaptureIsolation'"),
     "operation would make the legacy stream depend on a capturing blocking stream": (
         906, "Search for `cudaErrorStreamCaptureImplicit'",
     ),

@@ -10,7 +10,7 @@ import torch.multiprocessing
 
 from kernbench.errors import CollectiveMismatchError, DeadlockError, KernbenchError, kind_of, message_of, own_attribute
 from kernbench.scheduler import Rank
-from kernbench.scheduler.tracebacks import program_line
+from kernbench.scheduler.tracebacks import is_programs
 from kernbench.simulation.ranks.locations import is_pythons, is_users
 
 _MOST_TRACEBACKS = 8
@@ -78,20 +78,24 @@ def _once(rank: Rank, told: dict[str, int]) -> str:
     shared = isinstance(rank.error, (DeadlockError, CollectiveMismatchError))
     if not shared or (first := told.setdefault(message_of(rank.error), rank.index)) == rank.index:
         return rank.traceback
-    place = program_line(rank.error) or place_of(rank.error)
+    place = place_of(rank.error)
     return f"{_SAME}{type(rank.error).__name__}, in the report of process {first} above{place and f'; at {place}'}"
 
 
 def place_of(error: BaseException) -> str:
-    """``FILE:LINE``: the innermost line of the program's own files that led to an exception; empty if there is none.
+    """``FILE:LINE in FUNCTION``: the innermost line of the program's own files that led to an exception; empty without one.
 
     Of one that has come from another process, what :func:`tell_place` has been given.
     """
     frames = traceback.extract_tb(own_attribute(error, "__traceback__"))
-    place = next((each for each in reversed(frames) if is_users(each.filename) and not is_pythons(each.filename)), None)
+    place = next((each for each in reversed(frames) if _is_programs(each.filename)), None)
     if place is not None:
-        return f"{place.filename}:{place.lineno}"
+        return f"{place.filename}:{place.lineno} in {place.name}"
     return str(own_attribute(error, "__dict__").get(_PLACE, ""))
+
+
+def _is_programs(filename: str) -> bool:
+    return is_programs(filename) and is_users(filename) and not is_pythons(filename)
 
 
 def tell_place(error: BaseException, place: str) -> None:

@@ -8,13 +8,15 @@ replay is one launch: what the graph consists of follows on the device without i
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn, Protocol
 
 from kernbench.cost.work import Cost
+from kernbench.errors import KernbenchError
 from kernbench.order import GraphOrder
-from kernbench.sim_engine.operation import Operation
+from kernbench.sim_engine.operation import COMPUTE_STREAM, Operation
 from kernbench.simulation.ranks.accelerator_errors import cuda_error
+from kernbench.simulation.ranks.captured_streams import CapturedStreams, Known
 
 NOT_PERMITTED = "operation not permitted when stream is capturing"
 """What CUDA says when a host waits for a device, or looks at its memory, during a capture."""
@@ -27,6 +29,12 @@ CAPTURED_EVENT = "operation not permitted on an event last recorded in a capturi
 
 OUTSIDE = "operation would make the legacy stream depend on a capturing blocking stream"
 """What it says of work on the default stream, which no capture reaches."""
+
+UNJOINED = "capturing stream has unjoined work"
+"""What it says at the end of a capture that has work on a stream which the first one has not waited for."""
+
+ISOLATED = "dependency created on uncaptured work in another stream"
+"""What it says when a stream of the capture waits for an event of work that is not captured."""
 
 FOREIGN_GENERATOR = (
     "Attempt to increase offset for a CUDA generator not in capture mode: register the generator with the graph before "
@@ -69,10 +77,12 @@ class GraphCapture:
         random: the generators that it may draw from, by identity, with the states that they had when it began.
         broken: whether something was not permitted.
         order: what happens before what in a replay; None: no listener.
+        streams: those that belong to it.
     """
 
     def __init__(self, stream: str, memory: Recorded, order: GraphOrder | None = None, first_node: int = 0) -> None:
         self.stream = stream
+        self.streams = CapturedStreams(stream)
         self.first_node = first_node
         self.memory = memory
         self.order = order
@@ -112,6 +122,35 @@ class GraphCapture:
         self.broken = True
         raise cuda_error(words)
 
+    def work(self, name: str, stream: str) -> None:
+        """Something is put on a stream. Raises KernbenchError if that does not belong to the capture: on hardware it runs at
+        once there, and no replay has it."""
+        if not self.streams.work(stream):
+            self.broken = True
+            raise KernbenchError(
+                f"{name} during the capture of a graph, on {_told(stream)}, which has waited for no stream of the capture: on "
+                "hardware it runs at once, and no replay does it again. Let that stream wait for the capture's first, and the "
+                "capture's for it (wait_stream)"
+            )
+
+    def wait(self, name: str, moment: Known | None, what: str) -> None:
+        """A stream waits for a moment, or for ``what`` is not captured (None). Raises what CUDA says if a stream of the capture
+        waits for that."""
+        if moment is not None:
+            self.streams.wait(name, moment)
+        elif name in self.streams:
+            self.broken = True
+            raise cuda_error(ISOLATED, f"{_told(name)} belongs to the capture, and waits for {what}, which does not\n")
+
+    def require_joined(self) -> None:
+        """Raise what CUDA says at the end of a capture that has work which its first stream has not waited for."""
+        unjoined = self.streams.unjoined()
+        if unjoined:
+            names = ", ".join(map(_told, unjoined))
+            raise cuda_error(
+                UNJOINED, f"{_told(self.stream)}, on which the capture began, has not waited for {names}\n"
+            )
+
     def enqueue(
         self, enqueue: Callable[..., Operation], host: Any, name: str, cost: Cost | None, sip: int,
         cost_then: Callable[[], Cost] | None = None, again: Callable[[], Any] | None = None,
@@ -125,6 +164,7 @@ class GraphCapture:
         if cost is None:
             self.forbid()
         stream = host.stream
+        self.work(name, stream)
         self.nodes += 1
         if again is None:
             again = lambda: enqueue(host, name, cost if cost_then is None else cost_then(), sip=sip)  # noqa: E731
@@ -148,6 +188,19 @@ class GraphCapture:
         finally:
             host.stream = before
 
+    def wait_for_works(self, host: Any, operations: Sequence[Operation]) -> None:
+        """What comes next on the host's stream comes, in a replay, after what stands for these collectives then."""
+        stream = host.stream
+        self.add(lambda: self.on_stream(host, stream, lambda: self._wait_again(host, operations)))
+
+    def _wait_again(self, host: Any, operations: Sequence[Operation]) -> None:
+        """In a replay: wait for what stands for collectives of the capture now, and for what follows them on their streams."""
+        for op in operations:
+            if op in self.works:
+                self.works[op].wait()
+            elif op.stream in host.tails:
+                host.let_wait(host.stream, (host.tails[op.stream],))
+
     def replay(self, host: Any, overhead: float) -> None:
         """Take all steps; the host pays ``overhead`` s."""
         self.works.clear()
@@ -160,3 +213,8 @@ class GraphCapture:
                 for place, step in zip(self.order.places, self.steps, strict=True):
                     self.order.captured_at = place
                     step()
+
+
+def _told(stream: str) -> str:
+    """A stream, in words."""
+    return "the default stream" if stream == COMPUTE_STREAM else stream

@@ -34,12 +34,16 @@ class Polls:
         self._waits = waits
         self._looks: list[tuple[Condition, Host]] = []
         self._in_flight = 0
+        self._early: dict[
+            int | None, tuple[float, float]
+        ] = {}  # by rank: its clock after its last early look, the first end
         self.drain: Callable[[], None]
         self.report_deadlock: Callable[[str], str]
 
     def clear(self) -> None:
         """Forget the looks that have not been scheduled."""
         self._looks.clear()
+        self._early.clear()
 
     def look(self, at: Awaited | str) -> None:
         """One look at something that is not done: let the others go on for a moment of virtual time.
@@ -66,6 +70,18 @@ class Polls:
         look = Condition(f"is_completed of {name}", me.rank)
         self._looks.append((look, me))
         self._waits.wait(look)
+
+    def look_early(self, end: float) -> None:
+        """One look at what is known to end at ``end`` s, later than now: it takes a moment of the host's time. A host that
+        does nothing else between its looks goes on at the first end that it has looked for: those in between would see
+        nothing new."""
+        me = self._hosts.current()
+        clock, first = self._early.get(me.rank, (-1.0, end))
+        alone = clock == me.clock
+        first = min(first, end) if alone and first > me.clock else end
+        looks = max(1, ceil((first - me.clock) / POLL_SECONDS)) if alone else 1
+        me.prepare(looks * POLL_SECONDS)
+        self._early[me.rank] = me.clock, first
 
     def schedule(self) -> None:
         """All ranks are blocked: those that poll look again when the next thing has happened, at a multiple of

@@ -59,6 +59,8 @@ class FlatList:
         )
         if behind is not None:
             host.let_wait(stream, host.before(behind))
+        if host.capture is not None and stream != host.stream:
+            host.capture.streams.admit(stream)
         current, host.stream = host.stream, stream
         try:
             made = simulation.streams.enqueue(host, "aten::copy_", all_of_them, cost_then=lambda: all_of_them)

@@ -186,6 +186,8 @@ class Futures:
 
     def _complete(self, pending: _Pending) -> None:
         host = self._simulation.hosts.current()
+        if host.capture is not None:
+            host.capture.wait_for_works(host, pending.operations)
         pending.complete(host.order, host.stream)
 
     def finish(self) -> None:

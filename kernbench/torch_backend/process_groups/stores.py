@@ -15,13 +15,19 @@ from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 import torch.distributed as dist
-from torch.distributed.constants import default_pg_timeout
 
 from kernbench.sim_engine import Condition
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.process_groups import prefix_stores
+from kernbench.torch_backend.process_groups.making import DEFAULT_TIMEOUTS
 from kernbench.torch_backend.relies_on import Reliance
+
+DEFAULT_TIMEOUT = timedelta(seconds=300)
+"""Of a store that a program makes itself (``Store::kDefaultTimeout``)."""
+
+_NOT_ASKED_FOR = frozenset({DEFAULT_TIMEOUT, *DEFAULT_TIMEOUTS})
+"""Timeouts that a store has where the program has given none: a group passes its own on to it."""
 
 PATIENCE = 100
 """Looks in a row, without a change, after which a rank is taken to poll."""
@@ -140,7 +146,7 @@ class CooperativeStore(dist.Store):
     timeout: timedelta
     """C++'s, of virtual time: a ``PrefixStore`` sets it without asking Python."""
 
-    def __init__(self, host: StoreHost, contents: Contents, timeout: timedelta = default_pg_timeout) -> None:
+    def __init__(self, host: StoreHost, contents: Contents, timeout: timedelta = DEFAULT_TIMEOUT) -> None:
         super().__init__()
         assert host.simulation is not None
         host.keep(self)
@@ -187,11 +193,11 @@ class CooperativeStore(dist.Store):
         seconds = limit.total_seconds()
 
         def expire(there: Condition, at: float) -> None:
-            milliseconds = round(seconds * 1000)
-            there.fail(dist.DistStoreError(f"wait timeout after {milliseconds}ms, keys: {what}"), at)
+            waited = f"wait timeout after {round(seconds * 1000)}ms, keys: {what}"
+            there.fail(dist.DistStoreError("\n".join((waited, *simulation.drain.situation()))), at)
 
         self._contents.waiters.append((ready, there))
-        asked_for = timeout is not None or limit != default_pg_timeout
+        asked_for = timeout is not None or limit not in _NOT_ASKED_FOR
         simulation.deadlines.add(there, me.clock + seconds, asked_for, expire)
         simulation.waits.wait(there)
 
@@ -358,7 +364,7 @@ class TCPStore(CooperativeStore):
         port: int,
         world_size: int | None = None,
         is_master: bool = False,
-        timeout: timedelta = default_pg_timeout,
+        timeout: timedelta = DEFAULT_TIMEOUT,
         wait_for_workers: bool = True,
         multi_tenant: bool = False,
         master_listen_fd: int | None = None,

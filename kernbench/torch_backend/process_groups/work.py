@@ -65,8 +65,7 @@ class Work(dist.Work):
         host = self._simulation.hosts.current()
         graph = host.capture
         if graph is not None:
-            stream, operations = host.stream, self.operations
-            graph.add(lambda: graph.on_stream(host, stream, lambda: _wait_again(graph, host, operations)))
+            graph.wait_for_works(host, self.operations)
         on_stream = self.on_stream and os.environ.get("TORCH_NCCL_BLOCKING_WAIT", "0") in ("", "0")
         wait = self._simulation.wait_on_stream if on_stream else self._simulation.waits.wait
         for op in self.operations:
@@ -139,12 +138,3 @@ class Work(dist.Work):
 
     _source_rank = source_rank
     getFuture = get_future
-
-
-def _wait_again(graph: Any, host: Any, operations: Sequence[Operation]) -> None:
-    """In a replay: wait for what stands for collectives of the capture now, and for what follows them on their streams."""
-    for op in operations:
-        if op in graph.works:
-            graph.works[op].wait()
-        elif op.stream in host.tails:
-            host.let_wait(host.stream, (host.tails[op.stream],))

@@ -7,11 +7,15 @@ model.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Sequence
+from types import FunctionType
 from typing import Any
 
+from triton.runtime.autotuner import Autotuner
+
 from kernbench.triton_engine.duration import estimate
-from kernbench.triton_engine.launching import LaunchRecord, record_launches, sampled_launches
+from kernbench.triton_engine.launching import LaunchRecord, record_launches, sampled_launches, say
 
 from .resources import current_device
 from .torch_names import ESTIMATE
@@ -22,7 +26,27 @@ def modelled_seconds(fn: Callable[[], Any]) -> float:
     device = current_device()
     with sampled_launches(device) as records:
         fn()
+    for record in records:
+        _tell_of_updates(record, fn)
     return sum(estimate(r.counts, None, device, kernel=r.kernel, cold=True).seconds for r in records)
+
+
+def _tell_of_updates(record: LaunchRecord, call: Callable[[], Any]) -> None:
+    """Say which arguments autotuning leaves on a GPU with what many runs have made of them."""
+    if not record.updated or not isinstance(call, FunctionType):
+        return
+    of = inspect.getclosurevars(call).nonlocals
+    tuner, config = of.get("self"), of.get("config")
+    if not isinstance(tuner, Autotuner) or tuner.user_defined_pre_hook or getattr(config, "pre_hook", None) is not None:
+        return
+    left = [name for name in record.updated if name not in (*tuner.reset_to_zero, *tuner.restore_value)]
+    if left:
+        names = ", ".join(left)
+        say(
+            f"autotuning runs {record.name} many times on hardware, each on what the one before has left in {names}, which it "
+            "reads and writes: unless that changes nothing, its first result there is another one than here. Name it in "
+            "restore_value or reset_to_zero of triton.autotune"
+        )
 
 
 def do_bench(

@@ -14,7 +14,7 @@ from kernbench.triton_engine.frontend.lower import lower_ttir
 from kernbench.triton_engine.frontend.program import Program
 from kernbench.triton_engine.machine import Launch
 
-from .limits import refuse_what_does_not_fit
+from .limits import MOST_BLOCKS, refuse_grid, refuse_what_does_not_fit
 from .pipeline import values_kernel
 
 _programs: dict[str, Program] = {}
@@ -141,11 +141,14 @@ class Launcher:
         if len(bound) != self.n_bound:
             bound = self._spread(bound)
         args = [bound[p] for p in self.positions] if self.flat else self._arguments(bound)
+        grid = int(grid_x), int(grid_y), int(grid_z)
+        if max(grid) > MOST_BLOCKS:
+            refuse_grid(self, grid)
         if enter_hook is not None and getattr(enter_hook, "calls", True):
             enter_hook(launch_metadata)
         launch = Launch(
             self.program,
-            (int(grid_x), int(grid_y), int(grid_z)),
+            grid,
             args,
             None,
             self.metadata.name,

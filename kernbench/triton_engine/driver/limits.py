@@ -17,6 +17,11 @@ from .resources import current_device
 #: Share of the device's shared memory above which the bound is not trusted.
 _NEAR = 0.75
 
+MOST_BLOCKS = 65_535
+"""Blocks of a grid along y and z, of NVIDIA's GPUs."""
+
+_MOST_ALONG_X = 2**31 - 1
+
 
 def shared_bound(program: Program, num_stages: int) -> int:
     """Bytes of shared memory for the operands of matrix products, in the block of the program that needs most."""
@@ -69,6 +74,19 @@ def refuse_what_does_not_fit(launcher: Any) -> None:
         from triton.runtime.errors import OutOfResources
 
         raise OutOfResources(shared, available, "shared memory")
+
+
+def refuse_grid(launcher: Any, grid: tuple[int, int, int]) -> None:
+    """Raise what CUDA says, through Triton, of a grid that is larger than it launches.
+
+    Raises:
+        RuntimeError: nothing is launched.
+    """
+    if launcher.metadata.target.backend == "cuda" and (grid[0] > _MOST_ALONG_X or max(grid[1:]) > MOST_BLOCKS):
+        raise RuntimeError(
+            f"Triton Error [CUDA]: invalid argument: kernel {launcher.metadata.name} has a grid of {grid}, and a GPU launches "
+            f"{_MOST_ALONG_X} blocks at most along x and {MOST_BLOCKS} along y and z"
+        )
 
 
 def _compiled_shared(launcher: Any) -> int:

@@ -15,6 +15,7 @@ from torch.types import Device
 from kernbench.errors import KernbenchError
 from kernbench.order import Moment
 from kernbench.sim_engine.operation import COMPUTE_STREAM, Operation
+from kernbench.simulation.ranks.captured_streams import Known
 from kernbench.simulation.ranks.graph_capture import CAPTURED_EVENT, NOT_PERMITTED, GraphCapture
 from kernbench.simulation.ranks.hosts import Host
 from kernbench.torch_backend.gpu.device.devices import bound_devices
@@ -59,6 +60,8 @@ class Stream:
     def wait_stream(self, stream: Any) -> None:
         """What is enqueued here next starts after what is on ``stream`` now."""
         state = bound_devices().mine().host
+        if state.capture is not None:
+            state.capture.wait(self.name, state.capture.streams.moment(stream.name), f"what is on {stream.name}")
         state.let_wait(self.name, state.before(stream.name))
         if state.order is not None and state.capture is None:
             state.order.stream_waits(self.name, (state.order.mark(stream.name),))
@@ -81,12 +84,9 @@ class Stream:
         return event
 
     def query(self) -> bool:
-        devices = bound_devices()
         _not_in_a_capture()
-        host, now = devices.mine().host, devices.simulation.now()
-        before = host.before(self.name)
-        devices.simulation.waits.refresh(before)
-        ended = all(op.end is not None and op.end <= now for op in before)
+        host = bound_devices().mine().host
+        ended = _have_ended(host.before(self.name))
         if ended and host.order is not None:
             host.order.host_waits(host.order.mark(self.name))
         return ended
@@ -158,6 +158,7 @@ class Event:
         self._clock: float | None = None
         self._moment: Moment | None = None
         self._captured: GraphCapture | None = None
+        self._known: Known | None = None
 
     def record(self, stream: Any = None) -> None:
         state = bound_devices().mine().host
@@ -169,6 +170,7 @@ class Event:
         self._after = state.before(name)
         self._clock = state.clock
         self._captured = state.capture
+        self._known = None if state.capture is None else state.capture.streams.moment(name)
         if state.order is not None:
             self._moment = state.order.mark(name)
 
@@ -208,8 +210,12 @@ class Event:
         """What is enqueued next on ``stream``, or on the current one, starts after it."""
         state = bound_devices().mine().host
         name = state.stream if stream is None else stream.name
+        graph = state.capture
+        if graph is not None and self._clock is not None:
+            known = self._known if self._captured is graph else None
+            graph.wait(name, known, "an event that was recorded outside of it")
         state.let_wait(name, self._after)
-        if state.order is not None and state.capture is None:
+        if state.order is not None and graph is None:
             state.order.stream_waits(name, (self._moment,))
         _capture(lambda graph: self._wait_again(state, graph.name(state, name)))
 
@@ -220,14 +226,8 @@ class Event:
             state.order.stream_waits(name, (self._moment,))
 
     def query(self) -> bool:
-        simulation = bound_devices().simulation
         self._not_captured()
-        simulation.waits.refresh(self._after)
-        unknown = next((op for op in self._after if op.end is None), None)
-        if unknown is not None:
-            simulation.polls.look(unknown)
-        now = simulation.now()
-        happened = all(op.end is not None and op.end <= now for op in self._after)
+        happened = _have_ended(self._after)
         if happened:
             self._seen()
         return happened
@@ -244,6 +244,20 @@ def _capture(step: Callable[[GraphCapture], None]) -> None:
     graph = bound_devices().mine().host.capture
     if graph is not None:
         graph.add(lambda: step(graph))
+
+
+def _have_ended(operations: Sequence[Operation]) -> bool:
+    """Whether what a program asks for is over now. Asking in vain takes time, so a loop of this ends."""
+    simulation = bound_devices().simulation
+    simulation.waits.refresh(operations)
+    unknown = next((op for op in operations if op.end is None), None)
+    if unknown is not None:
+        simulation.polls.look(unknown)
+    now = simulation.now()
+    ends = [op.end for op in operations if op.end is None or op.end > now]
+    if unknown is None and ends:
+        simulation.polls.look_early(max(end for end in ends if end is not None))
+    return not ends
 
 
 def _not_in_a_capture() -> None:

@@ -97,6 +97,11 @@ class CUDAGraph:
         if graph is None or graph.broken:
             self.reset()
             raise cuda_error(INVALIDATED)
+        try:
+            graph.require_joined()
+        except torch.AcceleratorError:
+            self.reset()
+            raise
         self._done = True
 
     def instantiate(self) -> None:
