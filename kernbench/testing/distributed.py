@@ -56,7 +56,9 @@ class DistributedTests:
 
     def _run(self, body: Callable[[int], object], count: int, per_rank_modules: Sequence[str]) -> None:
         def configure(environment: Environment) -> None:
-            environment.state.modules.classes = patched_classes()
+            modules = environment.state.modules
+            modules.shared = not per_rank_modules
+            modules.classes = () if modules.shared else patched_classes()
             environment.state.variables = lambda rank: {}  # a test's processes are not launched by torchrun
 
         with simulate(self._system_for(count)) as ctx, rank_streams(ctx.simulation.scheduler.current_rank, RANK):

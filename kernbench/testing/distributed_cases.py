@@ -321,8 +321,10 @@ def see_devices(patches: Patches, simulation: Simulation) -> None:
         "get_device_properties": lambda device=None: properties,
         "get_device_name": lambda device=None: properties.name,
         "get_device_capability": lambda device=None: (properties.major, properties.minor),
+        "get_arch_list": lambda: software_versions.architectures(simulation.topology),
         **dict.fromkeys(_IDLE_IN_MAIN, cuda_names.nothing),
     }
+    patches.set(torch.version, "cuda", software_versions.cuda_version(simulation.topology))
     cuda = cuda_names.each_its_own(seen)
     accelerator = cuda_names.each_its_own({name: seen[name] for name in ("is_available", "device_count")}, cuda)
     for name, value in cuda.items():

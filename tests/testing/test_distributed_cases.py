@@ -20,6 +20,7 @@ from torch.testing._internal.common_distributed import (
 from torch.testing._internal.common_utils import TestCase
 
 SEEN = []  # a process's own
+AT_IMPORT = torch.version.cuda, torch.cuda.get_arch_list(), torch.cuda.get_device_capability()
 
 
 class Processes(MultiProcessTestCase):
@@ -83,6 +84,18 @@ class Threads(MultiThreadedTestCase):
         dist.all_reduce(x)
         self.assertEqual(x.item(), 1.0)
 
+    def test_replaced(self):
+        seen, stock = [], dist.all_gather_single
+        dist.barrier()
+        dist.all_gather_single = lambda *args, **kwargs: seen.append(stock(*args, **kwargs))
+        dist.barrier()  # the function of the last one is that of all
+        dist.all_gather_single(torch.zeros(4), torch.ones(2))
+        dist.barrier()
+        dist.all_gather_single = stock
+        counts = [None, None]
+        dist.all_gather_object(counts, len(seen))
+        self.assertEqual(sorted(counts), [0, 2])
+
     def test_gpu(self):
         self.assertEqual(torch.cuda.current_device(), 0)  # it is each thread's own, and nobody has set it
         x = torch.full((3,), float(dist.get_rank()), device="cuda")
@@ -97,6 +110,7 @@ class Threads(MultiThreadedTestCase):
 
 class Alone(TestCase):
     def test_gpu(self):
+        self.assertEqual(AT_IMPORT, (torch.version.cuda, torch.cuda.get_arch_list(), torch.cuda.get_device_capability()))
         self.assertEqual(torch.ones(2, device="cuda").device.type, "cuda")
 
     @spawn_threads_and_init_comms(world_size=4)
@@ -111,7 +125,7 @@ class Alone(TestCase):
 def test_every_base_class(pytester: pytest.Pytester, run_pytest: Callable[..., pytest.RunResult]) -> None:
     pytester.makepyfile(CASES)
     result = run_pytest("--kernbench-distributed", "dgx_h100", "-q", "-rf", "--tb=short")
-    result.assert_outcomes(passed=8, failed=1, skipped=1)
+    result.assert_outcomes(passed=9, failed=1, skipped=1)
     result.stdout.fnmatch_lines(["*Process 1 exited with error code 10*", "FAILED*Processes::test_one_fails*"])
 
 

@@ -41,12 +41,11 @@ class Doubling(dist.ProcessGroup):  # type: ignore[misc]
         return torch._C._distributed_c10d._create_work_from_future(done)
 
 
-def test_a_registered_backend_is_the_programs_own() -> None:
+@pytest.mark.parametrize("backend", ["doubling", "doubling:one"])
+def test_a_registered_backend_is_the_programs_own(backend: str) -> None:
     def body(rank: int) -> Any:
-        dist.Backend.register_backend(
-            "doubling", lambda store, rank, size, timeout: Doubling(rank, size), devices=["cpu"]
-        )
-        dist.init_process_group("doubling", rank=rank, world_size=2)
+        dist.Backend.register_backend(backend, lambda store, rank, size, timeout: Doubling(rank, size), devices=["cpu"])
+        dist.init_process_group(backend, rank=rank, world_size=2)
         x = torch.ones(2)
         dist.all_reduce(x)
         name = type(dist.group.WORLD).__name__
@@ -54,7 +53,7 @@ def test_a_registered_backend_is_the_programs_own() -> None:
         return x.tolist(), name
 
     assert spawn(body) == [([2.0, 2.0], "Doubling")] * 2
-    assert not dist.is_backend_available("doubling")  # forgotten with the ranks that registered it
+    assert not dist.is_backend_available(backend)  # forgotten with the ranks that registered it
 
 
 def test_a_backend_of_the_simulation_beside_a_registered_one_is_an_error() -> None:

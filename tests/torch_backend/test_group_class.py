@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -81,7 +82,38 @@ def _serves_programs_that_make_or_derive_one(rank: int) -> None:
     made, stock = (kind(dist.HashStore(), 0, 1) for kind in (dist.ProcessGroup, STOCK))
     for group in (made, stock):
         group._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
-    assert [type(made), isinstance(made, dist.ProcessGroup), _size_of(made)] == [STOCK, True, _size_of(stock)]
+    assert [isinstance(made, STOCK), isinstance(made, dist.ProcessGroup), _size_of(made)] == [
+        True,
+        True,
+        _size_of(stock),
+    ]
+
+
+def _is_put_together_of_backends(rank: int) -> None:
+    torch.cuda.set_device(rank)
+    kinds = dist.ProcessGroup.BackendType
+    store = dist.FileStore("put_together", 2)
+    for attempt in range(2):  # again, as after a failure
+        prefixed = dist.PrefixStore(f"{attempt}", store)
+        group: Any = dist.ProcessGroup(prefixed, rank, 2)
+        gloo: Any = dist.ProcessGroupGloo(prefixed, rank, 2, timedelta(seconds=9))
+        nccl: Any = dist.ProcessGroupNCCL(dist.PrefixStore("nccl", prefixed), rank, 2, dist.ProcessGroupNCCL.Options())
+        nccl.eager_connect_single_device(torch.device("cuda", rank))
+        assert nccl.supports_splitting
+        with pytest.raises(AttributeError, match="'ProcessGroup' object has no attribute 'no_such_name'"):
+            _ = nccl.no_such_name
+        group._set_default_backend(kinds.GLOO)
+        group._register_backend(CPU, kinds.GLOO, gloo)
+        assert (type(group), group.rank(), group.size(), group.name()) == (dist.ProcessGroup, rank, 2, "gloo")
+        assert not isinstance(group, dist.ProcessGroupGloo)
+        with pytest.raises(RuntimeError, match="No backend type associated with device type cuda"):
+            group._get_backend(GPU)
+        x, y = torch.full((3,), rank + 1.0), torch.full((3,), rank + 5.0, device="cuda")
+        group.allreduce([x]).wait()
+        group._register_backend(GPU, kinds.NCCL, nccl)
+        assert [type(group._get_backend(each)) for each in (CPU, GPU)] == [dist.ProcessGroupGloo, dist.ProcessGroupNCCL]
+        dist.all_reduce(y, group=group)
+        assert (x.tolist(), y.tolist()) == ([3.0] * 3, [11.0] * 3)
 
 
 def _size_of(group: Any) -> int | str:
@@ -101,6 +133,7 @@ def _size_of(group: Any) -> int | str:
         _has_the_backends_that_were_asked_for,
         _cannot_be_copied,
         _serves_programs_that_make_or_derive_one,
+        _is_put_together_of_backends,
     ],
 )
 def test_a_group(body, isolation):

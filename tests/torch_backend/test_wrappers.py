@@ -283,3 +283,74 @@ def test_fsdps_own_profiler_is_each_ranks(ranks: Ranks) -> None:
         profiler.reset()
 
     ranks(body)
+
+
+_KNOWN: dict[Any, str] = {torch.Tensor.to: "to", torch.Tensor.cpu: "cpu", torch.Tensor.tolist: "tolist"}
+"""A table of functions as a library has one, filled before ranks run."""
+
+
+class _Named(torch.Tensor):
+    """A wrapper that asks itself where it is as it is taken apart, and knows torch's functions by a table."""
+
+    table = _KNOWN
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> Any:
+        return torch.Tensor._make_wrapper_subclass(cls, inner.shape, dtype=inner.dtype, device=inner.device)  # type: ignore[attr-defined]
+
+    def __init__(self, inner: torch.Tensor) -> None:
+        self.inner = inner
+        self.seen: list[tuple[str, bool]] = []
+
+    def __tensor_flatten__(self) -> Any:
+        return ["inner"], (self.device, self.is_cuda)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in cls.table:
+            args[0].seen.append((cls.table[func], func is getattr(torch.Tensor, cls.table[func])))
+            return cls(func(args[0].inner, *args[1:], **(kwargs or {}))) if func != torch.Tensor.tolist else []
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError(func)
+
+
+@pytest.mark.parametrize("filled", ["before", "in a rank"])
+def test_a_class_with_functions_of_its_own_is_asked_by_the_name_that_is_called(ranks: Ranks, filled: str) -> None:
+    def body() -> None:
+        class Own(_Named):
+            table = (
+                _KNOWN
+                if filled == "before"
+                else {torch.Tensor.to: "to", torch.Tensor.cpu: "cpu", torch.Tensor.tolist: "tolist"}
+            )
+
+        there: Any = Own(torch.arange(4.0, device="cuda"))
+        assert (there.device, there.is_cuda) == (torch.device("cuda", 0), True)
+        moved, again, half = there.cpu(), there.cpu().to("cuda"), there.to(torch.float16)
+        assert [type(each) for each in (moved, again, half)] == [Own] * 3
+        assert [each.device.type for each in (moved, again, half)] == ["cpu", "cuda", "cuda"]
+        assert (half.dtype, half.inner.dtype, half.inner.tolist()) == (
+            torch.float16,
+            torch.float16,
+            [0.0, 1.0, 2.0, 3.0],
+        )
+        assert there.tolist() == []
+        assert there.seen == [("cpu", True), ("cpu", True), ("to", True), ("tolist", True)]
+
+    ranks(body, 1, backend="nccl")
+
+
+def test_a_number_is_copied_where_a_batch_of_tensors_is_multiplied_by_it() -> None:
+    def body(rank: int) -> list[list[float]]:
+        x = torch.ones(4, 9)
+        return [torch.vmap(lambda row: 1 - 3.0 / row.norm())(each).tolist() for each in (x, x.cuda())]
+
+    with kernbench.simulate("dgx_h100", world_size=1) as ctx:
+        found: list[Any] = []
+        ctx.multiprocessing.spawn(lambda rank: found.extend(body(rank)), nprocs=1)
+    assert found == [[0.0] * 4] * 2

@@ -421,7 +421,7 @@ class Recorder(TorchDispatchMode):
                     pinned(outputs[0])  # what torch allocates for it is
                 with self._while_waiting():
                     target = device.memory_at(wanted) if placed else None
-                    device.transfer(outputs, target, inputs[0], waits=not goes_on)
+                    device.transfer(outputs, target, (inputs or outputs)[0], waits=not goes_on)
                 return False
         if not placed:
             return False
@@ -506,7 +506,7 @@ class Recorder(TorchDispatchMode):
         operator, layout = call.operator, ""
         if operator.beyond_shapes:
             layout = operator.layout(call.args, call.kwargs)
-        elif operator.copies and len(outputs) == 1:
+        elif operator.copies and inputs and len(outputs) == 1:  # what is copied may be a number
             layout = _layout(inputs[-1], outputs[0])
         return self._costs.of_tensors(name, inputs, outputs, flag, layout)
 

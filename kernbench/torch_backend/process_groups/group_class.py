@@ -2,11 +2,13 @@
 
 On hardware the groups of all backends are objects of that very class, and programs say so: ``type(group) is ProcessGroup``.
 Here they are objects of a class of Python that derives from it, which takes its name while ranks run. What else a program does
-with the name is done with torch's own class: ask whether something is a group, make one of a store, derive a class.
+with the name is done with torch's own class: ask whether something is a group, make one of a store, derive a class. A group
+made of a store becomes one of simulated ranks when it is given a backend that is.
 """
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -20,6 +22,9 @@ STOCK: Any = dist.ProcessGroup  # its stub has overloads that name C++ options; 
 _OWNERS: tuple[object, ...] = (dist, dist.distributed_c10d, torch._C._distributed_c10d)
 
 RELIES_ON = (
+    Reliance("sys._getframe", "who makes a group"),
+    Reliance("torch.distributed.ProcessGroup", "programs give backends to a group that they have made",
+             has=("_register_backend",)),
     Reliance("torch.distributed.ProcessGroup", "its class is one of Python, from which ours derives",
              holds=lambda group: issubclass(type(group), type) and type(group) is not type),
     *(Reliance(f"{owner}.ProcessGroup", "programs have the class by this name")
@@ -40,8 +45,10 @@ class GroupClass(type(STOCK)):  # type: ignore[misc]
         return made
 
     def __call__(cls, *args: object, **kwargs: object) -> Any:
-        """A group that a program makes, of a store, is torch's own."""
-        return STOCK(*args, **kwargs)
+        """A group that a program makes, of a store, is torch's own until it has a backend."""
+        if sys._getframe(1).f_globals.get("__name__") == dist.distributed_c10d.__name__:
+            return STOCK(*args, **kwargs)  # for a backend that is the program's own
+        return _MadeByHand(*args, **kwargs)
 
     def made(cls, *args: object) -> Any:
         """A group of simulated ranks."""
@@ -52,6 +59,24 @@ class GroupClass(type(STOCK)):  # type: ignore[misc]
 
     def __subclasscheck__(cls, subclass: type) -> bool:
         return issubclass(subclass, STOCK)
+
+
+class _MadeByHand(STOCK):
+    """A group that a program makes of a store, before it has a backend."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(
+            *(args if type(args[0]) is int else args[1:3])
+        )  # C++ makes none of a store that Python may change
+
+    def _register_backend(self, device: torch.device, backend_type: Any, backend: Any = None) -> None:
+        simulated = type(backend)
+        if not isinstance(simulated, GroupClass):
+            STOCK._register_backend(self, device, backend_type, backend)
+            return
+        self.__class__ = simulated
+        self.__dict__.update(vars(backend), made_directly=False, backends={})
+        self._register_backend(device, backend_type, backend)
 
 
 def install(patches: Patches, simulated: type) -> None:

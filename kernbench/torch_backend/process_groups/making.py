@@ -57,6 +57,8 @@ MODELLED = frozenset({"gloo", "nccl", "mpi", "ucc", "xccl", "kernbench", "thread
 def _is_modelled(backend: str) -> bool:
     """Whether a backend, or what ``"cpu:gloo,cuda:nccl"`` names, is the simulated fabric."""
     own = {name.lower() for name in c10d.Backend._plugins} - MODELLED
+    if backend.lower() in own:  # a name that is registered may have a colon itself
+        return False
     parts = {part.rpartition(":")[2].lower() for part in backend.split(",")}
     if not parts & own:
         return True

@@ -179,6 +179,25 @@ class PostingGroup(STOCK):
         config = c10d.BackendConfig(c10d.Backend(self.backend_name)).get_device_backend_map()
         return {device: str(backend) for device, backend in config.items() if device in ("cpu", "cuda")}
 
+    def _register_backend(self, device: torch.device, backend_type: Any, backend: PostingGroup | None = None) -> None:
+        """Tensors of this type of device are communicated by a backend that the program has made."""
+        if backend is None:
+            return
+        self.backends[torch.device(device).type] = backend.backend_name
+        names = {*self.backends.values()}
+        self.backend_name = (
+            names.pop()
+            if len(names) == 1
+            else ",".join(f"{kind}:{name}" for kind, name in sorted(self.backends.items()))
+        )
+        self.__dict__.pop("_libraries", None)
+
+    def __getattr__(self, name: str) -> Any:
+        """What backends have and groups do not, of one that the program takes for a backend."""
+        if self.made_directly and hasattr(BackendStandIn, name):
+            return getattr(backend_classes.backend_of(self, self.name()), name)
+        raise AttributeError(f"'ProcessGroup' object has no attribute {name!r}", name=name, obj=self)
+
     def _get_backend(self, device: torch.device) -> BackendStandIn:
         """Raises RuntimeError, as C++ does, for a type of device that the group has no backend for."""
         kind = torch.device(device).type

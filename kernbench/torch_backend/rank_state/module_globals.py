@@ -155,6 +155,7 @@ class ModuleGlobals:
 
     Attributes:
         classes: classes whose attributes are each rank's, too. Looking at them takes time at every switch.
+        shared: whether what one rank replaces is replaced for all of them: they stand for threads of one process.
         paused: whether names that are set now are set by us.
     """
 
@@ -164,6 +165,7 @@ class ModuleGlobals:
         self._known: set[str] = set()
         self._switched_classes: list[_SwitchedClass] = []
         self.classes: Sequence[type] = ()
+        self.shared = False
         self.paused = False
 
     def open(self) -> None:
@@ -172,7 +174,7 @@ class ModuleGlobals:
             module = sys.modules.get(name)
             if isinstance(module, ModuleType) and self.matches(name):
                 self.loaded(module)
-        for name in WATCHED:
+        for name in () if self.shared else WATCHED:
             module = sys.modules.get(name)
             if type(module) is ModuleType and name not in self._known:
                 self._known.add(name)
@@ -215,6 +217,8 @@ class ModuleGlobals:
 
     def part(self, owner: type | ModuleType, name: str) -> None:
         """A rank is about to replace an attribute, for itself: from now on it is each rank's."""
+        if self.shared:
+            return
         if isinstance(owner, type):
             known = next((each for each in self._switched_classes if each.cls is owner), None)
             if known is None:

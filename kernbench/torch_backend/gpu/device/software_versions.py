@@ -24,3 +24,11 @@ def nccl_version() -> tuple[int, int, int]:
 def cuda_version(topology: Topology) -> str | None:
     """What ``torch.version.cuda`` says beside these GPUs: none beside AMD's."""
     return ".".join(map(str, CUDA)) if topology.device.target.backend == "cuda" else None
+
+
+def architectures(topology: Topology) -> list[str]:
+    """``torch.cuda.get_arch_list``: what a build of torch for such a GPU has kernels for."""
+    target = topology.device.target
+    if target.backend == "cuda":
+        return list(ARCHITECTURES)
+    return [str(target.arch)] if target.backend == "hip" else []

@@ -21,7 +21,7 @@ from kernbench.torch_backend.gpu.device.devices import are_there, bound_devices,
 from kernbench.torch_backend.gpu.device.generators import DefaultGenerators
 from kernbench.torch_backend.gpu.device.identity import bus_of, capability_of
 from kernbench.torch_backend.gpu.device.rank_device import RankDevice
-from kernbench.torch_backend.gpu.device.software_versions import ARCHITECTURES, CUDNN, nccl_version
+from kernbench.torch_backend.gpu.device.software_versions import CUDNN, architectures, nccl_version
 from kernbench.torch_backend.gpu.device.visible_devices import uuid_of
 from kernbench.torch_backend.gpu.memory import memory_pools
 from kernbench.torch_backend.gpu.names import cuda_comm, cuda_graphs, cuda_runtime
@@ -181,10 +181,7 @@ def can_device_access_peer(device: Device, peer_device: Device) -> bool:
 
 def get_arch_list() -> list[str]:
     """``torch.cuda.get_arch_list``: what a build of torch for such a GPU has kernels for."""
-    target = bound_devices().simulation.topology.device.target
-    if target.backend == "cuda":
-        return list(ARCHITECTURES)
-    return [str(target.arch)] if target.backend == "hip" else []
+    return architectures(bound_devices().simulation.topology)
 
 
 def cudnn_version() -> int | None:

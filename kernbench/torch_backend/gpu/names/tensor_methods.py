@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import FunctionType
 from typing import Any, cast
 
 import torch
@@ -16,6 +17,7 @@ from kernbench.simulation.order import shadow_memory
 from kernbench.simulation.values.known_values import keep
 from kernbench.torch_backend.gpu.device.devices import bound_devices, current_device
 from kernbench.torch_backend.gpu.device.rank_device import RankDevice
+from kernbench.torch_backend.gpu.names.asked_classes import AskingMethod, answers_itself
 from kernbench.torch_backend.gpu.names.torch_classes import TENSOR_TYPES
 from kernbench.torch_backend.gpu.tensors.pinning import is_pinned, pin_memory
 from kernbench.torch_backend.gpu.tensors.placement import PLAIN, block_of, is_described, place, place_wrapper, stored_in
@@ -132,7 +134,7 @@ def device_of(tensor: torch.Tensor) -> torch.device:
     block = block_of(tensor) if current_device() is not None else None
     if block is None:
         cls = type(tensor)
-        if _answers_itself(cls):
+        if answers_itself(cls):  # it knows torch's getter, not what stands in its place
             return cls.__torch_function__(_stock_device.__get__, (cls,), (tensor,), {})
         return _stock_device.__get__(tensor)
     return torch.device("cuda", _index_of(block))
@@ -331,30 +333,24 @@ RELIES_ON = (
         "torch.nn.parameter.UninitializedTensorMixin", "parameters of lazy modules are moved by the methods that it lists",
         has=("_allowed_methods",), holds=lambda mixin: torch.Tensor.copy_ in mixin._allowed_methods,
     ),
-    Reliance("torch._C._disabled_torch_function_impl", "a class that has it leaves torch's functions as they are"),
 )  # fmt: skip
 
 
 def install(patches: Patches) -> None:
     """Replace the methods, and let parameters without a shape, which refuse what they do not know, have them."""
     for name, method in _METHODS.items():
+        if isinstance(method, FunctionType):
+            method = AskingMethod(method, getattr(torch.Tensor, name))
         patches.set(torch.Tensor, name, method)
     lazy: Any = torch.nn.parameter.UninitializedTensorMixin  # type: ignore[attr-defined]
-    patches.set(lazy, "_allowed_methods", [*lazy._allowed_methods, to, cuda, cpu, get_device])
+    moves = [getattr(torch.Tensor, name) for name in ("to", "cuda", "cpu", "get_device")]
+    patches.set(lazy, "_allowed_methods", [*lazy._allowed_methods, *moves])
 
 
 def _index_of(block: Block) -> int:
     """The number of the GPU that a block is on, to the rank that runs."""
     mine = bound_devices().mine()
     return mine.told(mine.index if block.shared else mine.index_of(block.memory.sip))
-
-
-@functools.cache
-def _answers_itself(cls: type) -> bool:
-    """Whether a class of tensors has a torch function of its own: it knows torch's getter, not what stands in its place."""
-    stock: Any = torch.Tensor.__torch_function__
-    function: Any = cls.__torch_function__  # type: ignore[attr-defined]
-    return getattr(function, "__func__", function) not in (stock.__func__, torch._C._disabled_torch_function_impl)
 
 
 def _index_in(target: Any) -> int | None:

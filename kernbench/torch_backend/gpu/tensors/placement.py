@@ -8,6 +8,7 @@ A subclass that wraps tensors (DTensor, AsyncCollectiveTensor) is where they are
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 from typing import Any
 
@@ -77,11 +78,27 @@ def values_of(tensor: torch.Tensor) -> Any:
         return torch._C.TensorBase.numpy(tensor)
 
 
+class _Flattened(threading.local):
+    """The wrappers that a thread takes apart."""
+
+    wrappers: tuple[torch.Tensor, ...] = ()
+
+
+_flattened = _Flattened()
+
+
 def wrapped_by(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The tensors that a wrapper consists of; none for others."""
+    """The tensors that a wrapper consists of; none for others, and none while it says which: it may ask itself where it is."""
     flatten = getattr(type(tensor), "__tensor_flatten__", None)
-    names = [] if flatten is None else flatten(tensor)[0]
-    return [part for part in (getattr(tensor, name, None) for name in names) if isinstance(part, torch.Tensor)]
+    outer = _flattened.wrappers
+    if flatten is None or any(each is tensor for each in outer):
+        return []
+    _flattened.wrappers = (*outer, tensor)
+    try:
+        names = flatten(tensor)[0]
+        return [part for part in (getattr(tensor, name, None) for name in names) if isinstance(part, torch.Tensor)]
+    finally:
+        _flattened.wrappers = outer
 
 
 def components_of(tensor: torch.Tensor) -> list[torch.Tensor]:
