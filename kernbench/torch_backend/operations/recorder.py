@@ -289,7 +289,7 @@ class Recorder(TorchDispatchMode):
             if operator not in self._plans.of(host.uses_gpu):
                 self._plans.learn_view(operator, host.uses_gpu)
         elif operator.kind > VIEW and not operator.host_reads:
-            if host.capture is not None and not operator.allocates and not self._executor.stays_unknown(call):
+            if host.capture is not None and not self._executor.stays_unknown(call) and not operator.allocates:
                 capture(call)  # before it is recorded, as below: it waits for kernels
             self._record(call)
             if host.capture is not None:
