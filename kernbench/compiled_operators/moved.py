@@ -24,3 +24,8 @@ def taken_from(operand: SeenOperand, rows: SeenOperand, dimensions: int = 1) -> 
     for size in rows.shape:
         count *= size
     return min(count * operand.row_bytes(dimensions), operand.nbytes)
+
+
+def moving_all(operands: CallOperands) -> StatedWork:
+    """A cost: each tensor that is given or made is read or written once."""
+    return StatedWork(sum(each.nbytes for each in (*operands.tensors, *operands.results)))

@@ -28,6 +28,7 @@ def grouped_gemm_time(
     accumulate: bool = False,
     issue: float = 0.0,
     slowdown: float = 0.0,
+    stored: float = 1.0,
 ) -> Estimate:
     """How long ``groups`` products ``[M, K] @ [K, N]`` of different operands take, one after the other on the device.
 
@@ -40,6 +41,7 @@ def grouped_gemm_time(
         dtype, out_dtype, accumulate: as of :func:`kernbench.cost.gemm.gemm_time`.
         issue: seconds between two products at least, where each is a launch of its own.
         slowdown: share by which multiply-adds take longer: the clock of a device that has been multiplying for long.
+        stored: bytes of the second operands in memory, as a share of what they have in ``dtype``.
 
     Raises:
         ConfigError: unknown device or dtype, a dimension below one.
@@ -57,7 +59,7 @@ def grouped_gemm_time(
     rate = spec.matrix_rate(name) * efficiency(spec, kernels, name)
     multiplying = 2 * (np.ceil(m / TILE) * TILE) * (np.ceil(n / TILE) * TILE) * k / rate * (1 + slowdown)
     result = max(2.0, ITEM_BYTES[out]) * (1 + accumulate)
-    moved = ITEM_BYTES[name] * (m * k + k * n) + result * m * n
+    moved = ITEM_BYTES[name] * (m * k + stored * k * n) + result * m * n
     moving = moved / spec.hbm_copy_bandwidth
     seconds = spec.launch.latency + kernels.start + count * np.maximum(multiplying + moving, issue)
     low, high = band_interval("gemm", seconds, seconds)

@@ -24,6 +24,8 @@ class MatrixWork:
         exact: of eight bits: sums are kept in 32 bits throughout.
         grouped: they follow one another, each with operands of its own.
         issue: seconds that such a product takes at least, where each is a launch of its own.
+        stored: bytes of the second operands that are in memory, as a share of what they have in ``dtype``: less than one where
+            they are packed, and unpacked on the way to the matrix engines.
     """
 
     products: tuple[tuple[int, int, int], ...]
@@ -33,6 +35,7 @@ class MatrixWork:
     exact: bool = False
     grouped: bool = False
     issue: float = 0.0
+    stored: float = 1.0
 
     matrix = True
 
@@ -45,7 +48,7 @@ class MatrixWork:
     def nbytes(self) -> int:
         """Bytes of operands and results."""
         read, written = ITEM_BYTES[self.dtype], ITEM_BYTES[self.out_dtype] * (1 + self.accumulate)
-        return int(sum(read * (m * k + k * n) + written * m * n for m, n, k in self.products))
+        return int(sum(read * (m * k + self.stored * k * n) + written * m * n for m, n, k in self.products))
 
     def cost(self, device: DeviceSpec) -> Cost:
         """What they occupy a stream for."""
@@ -54,9 +57,9 @@ class MatrixWork:
         for (m, n, k), count in Counter(each for each in self.products if min(each)).items():
             how: dict[str, Any] = {"dtype": self.dtype, "out_dtype": self.out_dtype, "accumulate": self.accumulate}
             if self.grouped:
-                found = grouped_gemm_time(device, count, m, n, k, **how, issue=self.issue)
+                found = grouped_gemm_time(device, count, m, n, k, **how, issue=self.issue, stored=self.stored)
             else:
-                found = gemm_time(device, m, n, k, **how)
+                found = gemm_time(device, m, n, k, **how, distinct=(1.0, self.stored))
             part = Cost.on_stream(found, device, kind="gemm", nbytes=0)
             factor = 1.0 if self.grouped else float(count)
             factor *= kernels_of(device).exact_sums if self.exact and found.algorithm == "compute" else 1

@@ -130,6 +130,7 @@ SHIPPED = {
             "vllm.vllm_flash_attn._vllm_fa3_C": f"{_VLLM}.attention:third",
         }, observed={
             "vllm.config.parallel": f"{_VLLM}.engines:refuse_side_by_side",
+            "vllm.distributed.device_communicators.cuda_communicator": f"{_VLLM}.gathering:gather_by_torch",
             "vllm.model_executor.warmup.kernel_warmup": f"{_VLLM}.engines:finish_warm_up",
             "vllm.v1.core.sched.scheduler": f"{_VLLM}.requests:observe",
             "vllm.v1.worker.gpu.sample.sampler": f"{_VLLM}.sampling:observe_sampling",

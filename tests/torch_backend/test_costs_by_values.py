@@ -59,6 +59,23 @@ def test_a_cost_follows_the_values(data: bool) -> None:
     assert seen == [([1000, 24], 2.0, None, [(64, 32)]), ([4000, 96], 2.0, None, [(64, 32)])]
 
 
+@pytest.mark.parametrize("races", [True, False])
+def test_a_cost_follows_the_values_of_each_replay(races: bool) -> None:
+    def replayed(rank: int) -> None:
+        x, counts = torch.ones(64, 32, device="cuda", dtype=torch.bfloat16), torch.tensor([1000, 24]).cuda()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            grouped(x, counts, 2.0)
+        for rows in ([1000, 24], [4000, 96], [1000, 24]):
+            counts.copy_(torch.tensor(rows))
+            graph.replay()
+
+    with register("kernbench_test_values::grouped", work), kernbench.simulate("dgx_h100", races=races) as ctx:
+        ctx.multiprocessing.spawn(replayed, nprocs=1)
+        found = [each.duration for each in ctx.simulation.engine.op_log.operations if "grouped" in each.name]
+    assert found[0] == found[2] == pytest.approx(found[1] / 4, rel=0.1)
+
+
 def test_what_is_not_known_is_none() -> None:
     seen.clear()
     with register("kernbench_test_values::grouped", work):

@@ -483,3 +483,28 @@ def test_without_data_a_graph_keeps_no_memory_between_its_operations() -> None:
         names = [each.name for each in ctx.simulation.engine.op_log.operations]
     assert found == [(1, (side, side), [30, 50])]
     assert sum("mm" in name for name in names) == 2 * layers  # eager and replayed: a capture runs nothing
+
+
+def test_without_data_a_graph_computes_only_what_may_be_known_again() -> None:
+    """A small product of what is not known stays unknown, in memory of its own or that began in the graph; numbers that the
+    program fills before a replay are computed again there."""
+
+    def body(rank: int, found: list[Any]) -> None:
+        x, weight = torch.empty(1, 1 << 14, device="cuda"), torch.empty(1 << 14, 64, device="cuda")
+        index = torch.zeros(2, dtype=torch.long, device="cuda")
+        torch.mm(x, weight)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out, known = torch.empty(1, 64, device="cuda"), torch.empty(2, device="cuda")
+            for _ in range(8):
+                torch.mm(x, weight, out=out)
+            known.copy_(index)
+        steps: Any = graph._graph  # type: ignore[attr-defined]
+        index.copy_(torch.tensor([3, 5]))
+        graph.replay()
+        found.append((len(steps.steps) - steps.nodes, known.tolist()))
+
+    found: list[Any] = []
+    with kernbench.simulate("dgx_h100", enable_data=False) as ctx:
+        ctx.multiprocessing.spawn(body, args=(found,), nprocs=1)
+    assert found == [(1, [3.0, 5.0])]

@@ -116,8 +116,23 @@ def test_the_kernel_is_that_of_the_device_that_holds_the_arguments() -> None:
         assert float(on_gpu(torch.ones(1))[0]) == 2
         assert not on_gpu(torch.ones(1)).is_cuda
 
-    _, operations = simulated(program)
-    assert [name for name, _ in operations].count("kernbench_tests::on_gpu") == 1
+    ctx, operations = simulated(program)
+    assert [name for name, _ in operations] == ["add.Tensor", "device to host"]
+    assert not ctx.op_costs.unmodelled.operators
+
+
+def test_a_function_for_cuda_takes_what_it_launches_unless_its_cost_is_known() -> None:
+    """What it does with torch is on a GPU what it does here; a function for any device is taken to stand for a kernel."""
+
+    def program() -> None:
+        on_gpu(square())
+
+    def by_torch() -> None:
+        square() + 2
+
+    assert simulated(program)[1] == simulated(by_torch)[1]
+    with register("kernbench_tests::on_gpu", lambda given, made: 1e-3):
+        assert simulated(program)[1] == [("kernbench_tests::on_gpu", 1e-3)]
 
 
 def test_a_registered_cost_is_what_it_takes_and_nobody_complains() -> None:

@@ -163,3 +163,19 @@ def test_ttgir_is_refused_in_words(tmp_path):
     compiled = triton.compile(str(path))
     with pytest.raises(KernbenchError, match="scale_kernel, which begins as TTGIR, cannot run here"):
         compiled[(1, 1, 1)](torch.ones(16), torch.ones(16), 16, 1.0)
+
+
+def test_a_compiled_kernel_has_one_launcher(monkeypatch):
+    """Triton asks for it again at each launch, as there is no module."""
+    from kernbench.triton_engine.driver.launcher import Launcher
+
+    made, init = [], Launcher.__init__
+    monkeypatch.setattr(Launcher, "__init__", lambda self, *args: (made.append(self), init(self, *args))[1])
+    x, out = torch.ones(64), torch.empty(64)
+    activate()
+    try:
+        for _ in range(3):
+            scale_kernel[(1,)](x, out, 64, 2.0, BLOCK=64)
+    finally:
+        deactivate()
+    assert len(made) <= 1

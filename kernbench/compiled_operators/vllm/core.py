@@ -10,7 +10,9 @@ from torch.nn import functional as F
 from kernbench.compiled_operators.moved import moving, taken_from
 from kernbench.compiled_operators.operators import Operators
 from kernbench.cost.by_values import CallOperands
+from kernbench.cost.matrix_work import MatrixWork
 from kernbench.cost.work import StatedWork
+from kernbench.topology.dtypes import ITEM_BYTES
 from kernbench.torch_backend.gpu.memory.mapped_memory import view_on_gpu
 
 Tensor = torch.Tensor
@@ -97,6 +99,36 @@ for _name in (
     "mul_and_silu", "gelu_and_mul", "gelu_tanh_and_mul", "gelu_new", "gelu_fast", "gelu_quick", "relu_squared",
 ):  # fmt: skip
     operators.cost(_name)(moving("out", "input"))
+
+for _name in (
+    "silu_and_mul_with_clamp", "fatrelu_and_mul", "swigluoai_and_mul", "situ_and_mul", "muse_spark_mul_tanh_soft_cap",
+):  # fmt: skip
+    operators.cost(_name)(moving("result" if _name == "silu_and_mul_with_clamp" else "out", "input"))
+
+# -- small products -------------------------------------------------------------------------------------------------------
+
+
+@operators.value
+def dsv3_fused_a_gemm(output: Tensor, mat_a: Tensor, mat_b: Tensor) -> None:
+    """``[M, K] @ [K, N]``."""
+    output.copy_(mat_a.float() @ mat_b.float())
+
+
+@operators.value
+def fp32_router_gemm(output: Tensor, mat_a: Tensor, mat_b: Tensor) -> None:
+    """``[M, K] @ [N, K].T``, sums in 32 bits."""
+    output.copy_(mat_a.float() @ mat_b.float().t())
+
+
+def _of_small_product(operands: CallOperands) -> MatrixWork:
+    a, b, out = operands["mat_a"], operands["mat_b"], operands["output"]
+    (rows, width), inner = out.shape, a.shape[-1]
+    stored = b.nbytes / max(width * inner * ITEM_BYTES[a.format], 1)
+    return MatrixWork(((rows, width, inner),), a.format, out.format, stored=stored)
+
+
+for _name in ("dsv3_fused_a_gemm", "fp32_router_gemm"):
+    operators.cost(_name)(_of_small_product)
 
 # -- rotary embedding -----------------------------------------------------------------------------------------------------
 

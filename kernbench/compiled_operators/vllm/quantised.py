@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import torch
 
-from kernbench.compiled_operators.moved import moving
+from kernbench.compiled_operators.moved import moving, moving_all
 from kernbench.compiled_operators.vllm.core import operators
-from kernbench.cost.by_values import CallOperands
+from kernbench.cost.by_values import CallOperands, SeenOperand
 from kernbench.cost.matrix_work import MatrixWork
 
 Tensor = torch.Tensor
@@ -101,6 +101,48 @@ def _of_product(operands: CallOperands) -> MatrixWork:
         ((rows, width, inner),), "fp8" if a.format.startswith("fp8") else a.format, out.format, exact=blocks
     )
 
+
+@operators.cost("cutlass_scaled_mm_azp")
+def _of_product_with_zeros(operands: CallOperands) -> MatrixWork:
+    return _of_product(operands)
+
+
+# -- experts: the products of each with its tokens -------------------------------------------------------------------------
+
+
+@operators.cost("cutlass_moe_mm")
+def _of_experts(operands: CallOperands) -> MatrixWork:
+    """Balanced: which token has which expert is known on the GPU alone. UNVERIFIED."""
+    a, b, out = operands["a_tensors"], operands["b_tensors"], operands["out_tensors"]
+    return _grouped("fp8" if a.format.startswith("fp8") else a.format, b.shape[0], out, a.shape[-1], 1.0)
+
+
+@operators.cost("cutlass_fp4_group_mm")
+def _of_experts_in_fp4(operands: CallOperands) -> MatrixWork:
+    a, b, out, scales = operands["a"], operands["b"], operands["out"], operands["b_blockscales"]
+    return _grouped("fp4", b.shape[0], out, 2 * a.shape[-1], (b.nbytes + scales.nbytes) / max(b.nbytes, 1))
+
+
+@operators.cost("cutlass_mxfp4_group_mm")
+def _of_experts_in_mxfp4(operands: CallOperands) -> MatrixWork:
+    return _of_experts_in_fp4(operands)
+
+
+def _grouped(fmt: str, experts: int, out: SeenOperand, inner: int, stored: float) -> MatrixWork:
+    rows, width = out.elements // max(out.shape[-1], 1), out.shape[-1]
+    used = max(min(experts, rows), 1)
+    return MatrixWork(((-(-rows // used), width, inner),) * used, fmt, out.format, grouped=True, stored=stored)
+
+
+for _name in (
+    "get_cutlass_moe_mm_data", "get_cutlass_moe_mm_problem_sizes_from_expert_offsets", "get_cutlass_batched_moe_mm_data",
+    "scaled_fp4_experts_quant", "silu_and_mul_scaled_fp4_experts_quant", "mxfp4_experts_quant",
+    "silu_and_mul_mxfp4_experts_quant", "per_token_group_quant_int8", "per_token_group_fp8_quant_packed",
+    "rms_norm_static_fp8_quant", "rms_norm_dynamic_per_token_quant", "rms_norm_per_block_quant",
+    "silu_and_mul_per_block_quant", "silu_and_mul_quant", "persistent_masked_m_silu_mul_quant",
+):  # fmt: skip
+    operators.cost(_name)(moving_all)
+operators.cost("fused_add_rms_norm_static_fp8_quant")(moving("result", "input", "residual", "residual", "weight"))
 
 # -- eight bits of whole numbers ------------------------------------------------------------------------------------------
 

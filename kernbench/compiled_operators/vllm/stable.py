@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kernbench.compiled_operators.vllm import caches, core, peers, quantised
+from kernbench.compiled_operators.vllm import caches, core, packed, peers, quantised
 
 operators = core.operators
 
-PARTS = (core, caches, peers, quantised)
+PARTS = (core, caches, packed, peers, quantised)
 """The modules that define them."""

@@ -42,6 +42,7 @@ class Streams:
         self._stages = stages
         self._device = engine.topology.device
         self._costs = self._device.launch
+        self._in_graphs: dict[tuple[str, Cost], tuple[Cost, Title, float]] = {}
 
     def enqueue(
         self,
@@ -74,7 +75,7 @@ class Streams:
         if sip is None:
             sip = host.sip
         if host.capture is not None:
-            again = None if cost is None or cost_then is not None else self._again(host, name, cost, sip)
+            again = None if cost is None else self._again(host, name, cost, cost_then, sip)
             return host.capture.enqueue(self.enqueue, host, name, cost, sip, cost_then, again)
         spent = host.launch(launch.overhead if cost is None else launch.overhead + cost.host)
         begin = host.clock + launch.latency
@@ -102,12 +103,25 @@ class Streams:
             listener(host, op)
         return op
 
-    def _again(self, host: Host, name: str, cost: Cost, sip: int) -> Callable[[], None]:
+    def _again(
+        self, host: Host, name: str, cost: Cost, cost_then: Callable[[], Cost] | None, sip: int
+    ) -> Callable[[], None]:
         """Puts an operation of a graph on ``host``'s stream at each replay: as a row of the log, where nothing listens."""
-        found, engine, latency = cost.in_graph(self._device), self._engine, self._costs.latency
-        title, seconds = Title(name, found.kind, found.nbytes, found.spread, found.draw), found.seconds
+        engine, latency, costs = self._engine, self._costs.latency, self._in_graphs
+
+        def row_of(cost: Cost) -> tuple[Cost, Title, float]:
+            found = cost.in_graph(self._device)
+            return cost, Title(name, found.kind, found.nbytes, found.spread, found.draw), found.seconds
+
+        _, title, seconds = row_of(cost)
 
         def step() -> None:
+            nonlocal title, seconds, cost
+            if cost_then is not None and (then := cost_then()) is not cost:
+                known = costs.get((name, then))
+                if known is None:
+                    known = costs[name, then] = row_of(then)
+                cost, title, seconds = known
             stream = host.stream
             if host.detours != 1 or host.unsettled or stream in host.awaited or self._hosts.observing:
                 self.enqueue(host, name, cost, sip=sip)  # one detour is that launches cost a replay nothing

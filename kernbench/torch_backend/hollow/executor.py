@@ -229,6 +229,11 @@ class HollowValues:
         GPU, and what is made of that: new, or in memory that began in the graph. A graph then keeps none of the call's
         tensors, whose memory is free for what comes after it, as on a GPU."""
         operator, kwargs = call.operator, call.kwargs or {}
+        if operator.allocates:  # it begins in the graph, and holds nothing that is known
+            self._stay_unknown(
+                [each for each in listed_tensors((call.result,)) if each.dtype not in known_values.WHOLE]
+            )
+            return True
         moves = call.device.moving or (operator.kind == TRANSFER and (kwargs.get("device") or operator.writes))
         if operator.draws or moves or call.device.host.order is not None:
             return False
@@ -241,9 +246,13 @@ class HollowValues:
                 return False
         if not all(self._is_large(each) or (follows and _is_assumed(each)) for each in made):
             return False
-        for each in made:
-            self._storages.note(each).stays_unknown = True
+        self._stay_unknown(made)
         return True
+
+    def _stay_unknown(self, tensors: list[torch.Tensor]) -> None:
+        for each in tensors:
+            if stored_of(each) is not None:
+                self._storages.note(each).stays_unknown = True
 
     def _is_large(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor on a GPU has more numbers with a point than are ever known."""

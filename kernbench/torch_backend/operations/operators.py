@@ -194,6 +194,7 @@ class TorchOperator:
         program: the same of one that launches others and is no kernel itself; None: it is none.
         without_values: it is an operator of a stand-in, which does not compute it.
         stock: for one that a rank's program computes by a kernel of its own on GPUs: what it is everywhere else.
+        for_gpus: a custom operation that has a kernel for CUDA of its own, written in Python.
     """
 
     def __init__(self, func: Any, *, overridden: bool = False) -> None:
@@ -223,7 +224,7 @@ class TorchOperator:
         self.unreturned: tuple[Argument, ...] = ()
         self.resizes = self.returns_written = self.writes_out = self.writes_all = self.changes = self.mutates = False
         self.shapes_only = self.chooses = self.makes_nested = self.sized = self.by_signature = False
-        self.one_kernel = self.without_values = False
+        self.one_kernel = self.without_values = self.for_gpus = False
         self.program: LibraryOperator | None = None
         self.on_host = -1
         self._unsaid: tuple[int, tuple[tuple[int, str], ...]] | None = None
@@ -246,6 +247,10 @@ class TorchOperator:
         self.program = compiled if compiled is not None and compiled.launches else None
         self.one_kernel = compiled is not None and self.program is None
         self.without_values = compiled is not None and compiled.value is None
+        self.for_gpus = (
+            self.kind == CUSTOM and self.stock is None
+            and torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CUDA")
+        )  # fmt: skip
         self.multiplies = self.kind == CUSTOM or matrix or self.one_kernel or formula_of(func) is not None
         self.check = refusal_of(func)
         if self.beside is None and depends_on_settings(func):

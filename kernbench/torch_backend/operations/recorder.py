@@ -289,7 +289,7 @@ class Recorder(TorchDispatchMode):
             if operator not in self._plans.of(host.uses_gpu):
                 self._plans.learn_view(operator, host.uses_gpu)
         elif operator.kind > VIEW and not operator.host_reads:
-            if host.capture is not None and not operator.allocates and not self._executor.stays_unknown(call):
+            if host.capture is not None and not self._executor.stays_unknown(call) and not operator.allocates:
                 capture(call)  # before it is recorded, as below: it waits for kernels
             self._record(call)
             if host.capture is not None:
@@ -357,7 +357,8 @@ class Recorder(TorchDispatchMode):
 
         A custom operation stands for one kernel: what it computes with torch is placed and takes no time of its own. Kernels
         that it launches, those of compiled libraries among them, and collectives that it calls do; where there are any, they
-        are all that it takes.
+        are all that it takes. One whose function is registered for CUDA takes what that does, torch's operations among it,
+        unless a cost is known of the whole.
         """
         device, operator, args, kwargs = call.device, call.operator, call.args, call.kwargs
         if operator.kind == COLLECTIVE:
@@ -369,18 +370,19 @@ class Recorder(TorchDispatchMode):
             if not (host.unrecorded or self._hosts.inside_kernel or is_view(result, args[0])):
                 self._record(call)
             return result
-        custom, tails = operator.kind == CUSTOM, host.tails.marks()
+        on_gpu = any(block_of(each) is not None for each in listed_tensors((*args, *kwargs.values())))
+        runs = operator.for_gpus and on_gpu and not self._costs.is_known(operator.name)
+        custom, tails = operator.kind == CUSTOM and not runs, host.tails.marks()
         device.in_custom_operation += custom
         host.detours += custom
-        on_gpu = any(block_of(each) is not None for each in listed_tensors((*args, *kwargs.values())))
         try:
             with open_recorder(self), nullcontext() if host.watcher is None else host.watcher.within():
                 call.result = operator.body(args, kwargs, on_gpu, host.rank)
         finally:
             device.in_custom_operation -= custom
             host.detours -= custom
-        if custom and not (host.unrecorded or self._hosts.inside_kernel):
-            self._record(call, launched=host.tails.marks() != tails)
+        if operator.kind == CUSTOM and not (host.unrecorded or self._hosts.inside_kernel):
+            self._record(call, launched=runs or host.tails.marks() != tails)
         return call.result
 
     def _record(self, call: OperatorCall, *, launched: bool = False) -> None:

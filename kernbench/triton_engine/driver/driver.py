@@ -46,9 +46,9 @@ class KernbenchDriver(DriverBase):
 
     @property
     def launcher_cls(self) -> object:
-        from .launcher import Launcher
+        from .launcher import launcher_of
 
-        return Launcher
+        return launcher_of
 
     @property
     def utils(self) -> Any:

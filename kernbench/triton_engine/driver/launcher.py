@@ -18,6 +18,8 @@ from .limits import MOST_BLOCKS, refuse_grid, refuse_what_does_not_fit
 from .pipeline import values_kernel
 
 _programs: dict[str, Program] = {}
+_LAUNCHER = "_kernbench_launcher"
+"""The attribute of a compiled kernel's source that keeps its launcher."""
 _FILE = re.compile(r'^#loc = loc\("([^"]+)":', re.MULTILINE)
 
 
@@ -183,3 +185,12 @@ def _user_frame() -> str:
             return f"{file}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
+
+
+def launcher_of(src: Any, metadata: Any) -> Launcher:
+    """The launcher of a compiled kernel. Triton asks for it at each launch that has hooks, as kernels have no module here."""
+    known: Launcher | None = getattr(src, _LAUNCHER, None)
+    if known is None or known.metadata is not metadata:
+        known = Launcher(src, metadata)
+        setattr(src, _LAUNCHER, known)
+    return known
