@@ -54,9 +54,8 @@ class RankOrder:
         self._races = races
         self._returned: list[_Returned] = []
         self._posted: dict[str, Moment] = {}
-        self._let_go: dict[
-            str, set[int]
-        ] = {}  # by strand of collectives: those whose library has let go of their memory
+        self._let_go: dict[str, set[int]] = {}
+        """By strand of collectives: those whose library has let go of their memory."""
 
     def locate(self) -> Place:
         """Where in the program the host is; in a replay, where it captured what it replays, too."""

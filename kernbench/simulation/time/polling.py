@@ -34,9 +34,8 @@ class Polls:
         self._waits = waits
         self._looks: list[tuple[Condition, Host]] = []
         self._in_flight = 0
-        self._early: dict[
-            int | None, tuple[float, float]
-        ] = {}  # by rank: its clock after its last early look, the first end
+        self._early: dict[int | None, tuple[float, float]] = {}
+        """By rank: its clock after its last early look, and the first end that it has looked for."""
         self.drain: Callable[[], None]
         self.report_deadlock: Callable[[str], str]
 
