@@ -40,8 +40,8 @@ _Pickler: Any = multiprocessing.reduction.ForkingPickler
 _util: Any = multiprocessing.util
 _rebuild: Any = _connections.rebuild_connection
 _Selector: Any = _connections._WaitSelector
-_stock_poll, _stock_receive = _Connection._poll, _Connection._recv_bytes
-_stock_recv, _stock_send = _Connection._recv, _Connection._send
+_METHODS = ("_poll", "_recv_bytes", "_recv", "_send")
+_stock_poll, _stock_receive, _stock_recv, _stock_send = (getattr(_Connection, name) for name in _METHODS)
 
 RELIES_ON = (
     Reliance("multiprocessing.synchronize.SemLock", "a lock or semaphore is one, and has the methods of C as its own", has=(
@@ -72,16 +72,16 @@ _OWNER = "kernbench_owner"
 """An attribute of what a rank has made, and not received: which spawn's."""
 
 
-class _Pickled:
+class _InQueue:
     """What was put into a queue, as bytes: to whatever pickles it, and unpickles it elsewhere, it is that."""
 
-    __slots__ = ("_data",)
+    __slots__ = ("data",)
 
     def __init__(self, data: bytes) -> None:
-        self._data = data
+        self.data = data
 
     def __reduce__(self) -> Any:
-        return pickle.loads, (self._data,)
+        return pickle.loads, (self.data,)
 
 
 class ProcessWaits:
@@ -126,11 +126,14 @@ class ProcessWaits:
 
         patches.set(_Connection, "__init__", init)
         patches.set(_connections, "rebuild_connection", rebuild)
-        patches.set(_Connection, "_poll", self._polls(_Connection._poll))
-        patches.set(_Connection, "_recv_bytes", self._receives(_Connection._recv_bytes))
+        for name, made in {
+            "_poll": self._polls,
+            "_recv_bytes": self._receives,
+        }.items():  # what else replaces them stays
+            patches.set(_Connection, name, made(getattr(_Connection, name)))
         patches.set(_Connection, "_recv", self._reads())
         patches.set(_Connection, "_send", self._writes())
-        patches.set(_connections, "_WaitSelector", self._selector())
+        patches.set(_connections, "_WaitSelector", self._selecting())
         patches.set(_Proxy, "_callmethod", self._calls(_Proxy._callmethod))
         patches.set(_Queue, "put", self._puts(_Queue.put))
 
@@ -205,7 +208,7 @@ class ProcessWaits:
             and self._waits()
         )
 
-    def _selector(self) -> type:
+    def _selecting(self) -> type:
         """What pipes and processes are waited for with."""
         waits = self
 
@@ -234,7 +237,7 @@ class ProcessWaits:
         return receive
 
     def _reads(self) -> Callable[..., Any]:
-        @functools.wraps(_Connection._recv)
+        @functools.wraps(_stock_recv)
         def recv(connection: Any, size: int, read: Callable[[int, int], bytes] = os.read) -> Any:
             def read_there(handle: int, count: int) -> bytes:
                 if not _has(connection, select.POLLIN):
@@ -246,17 +249,17 @@ class ProcessWaits:
         return recv
 
     def _writes(self) -> Callable[..., None]:
-        @functools.wraps(_Connection._send)
-        def send(connection: Any, data: Any, write: Callable[[int, Any], int] = os.write) -> None:
-            def write_some(handle: int, data: Any) -> int:
+        @functools.wraps(_stock_send)
+        def send(connection: Any, buf: Any, write: Callable[[int, Any], int] = os.write) -> None:
+            def write_some(handle: int, rest: Any) -> int:
                 if not _has(connection, select.POLLOUT):
                     self._threads.meet("room in a pipe", lambda: _has(connection, select.POLLOUT))
-                return write(handle, data[:_ROOM])
+                return write(handle, rest[:_ROOM])
 
             if not self._meets(connection):
-                return _stock_send(connection, data, write)
+                return _stock_send(connection, buf, write)
             self._catch_up()
-            return _stock_send(connection, data, write_some)
+            return _stock_send(connection, buf, write_some)
 
         return send
 
@@ -274,7 +277,7 @@ class ProcessWaits:
         def put(queue: Any, obj: Any, *args: Any, **kwargs: Any) -> None:
             if self._waits():
                 try:
-                    obj = _Pickled(bytes(_Pickler.dumps(obj)))
+                    obj = _InQueue(bytes(_Pickler.dumps(obj)))
                 except Exception as error:
                     queue._on_queue_feeder_error(error, obj)  # as the thread does: nothing is put
                     return
