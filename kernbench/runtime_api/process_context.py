@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from math import inf
 
 from kernbench.scheduler.rank import Rank, RankPhase
 from kernbench.simulation.ranks.failures import pid_of
@@ -48,9 +49,10 @@ class ProcessContext:
         simulation = self._simulation
         if self.over:
             return True
-        deadline = None if timeout is None else simulation.engine.now + timeout
+        scheduler, engine = simulation.scheduler, simulation.engine
+        live, deadline = scheduler.live_count, inf if timeout is None else engine.now + timeout
         try:
-            self._joined = simulation.world.run(until_one_more=True, deadline=deadline)
+            self._joined = simulation.world.run(lambda: scheduler.live_count < live or engine.now >= deadline)
         except BaseException:
             self._joined = True
             raise

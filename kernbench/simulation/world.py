@@ -49,7 +49,7 @@ class World:
     def __post_init__(self) -> None:
         self.size = 0
         self.communicators = Communicators()
-        self.drain.threads.run_until = lambda until: self.run(until=until)
+        self.drain.threads.run_until = self.run
         self.closers: list[Callable[[], None]] = []
         self.apart = False
 
@@ -77,27 +77,16 @@ class World:
             )
         return self.size
 
-    def run(
-        self,
-        *,
-        until_one_more: bool = False,
-        deadline: float | None = None,
-        until: Callable[[], bool] = _never,
-    ) -> bool:
-        """Run ranks until all have ended (True), or one more (``until_one_more``), or until ``deadline`` (s), or ``until()``.
+    def run(self, until: Callable[[], bool] = _never) -> bool:
+        """Run ranks until all have ended (True), or ``until()`` is true before that.
 
         Raises:
             SpawnException: ranks have failed. The others have been unwound.
         """
         scheduler = self.scheduler
-        live_before = scheduler.live_count
         try:
             with scheduler.at_work():
                 while scheduler.live_count and not scheduler.failed:
-                    if until_one_more and scheduler.live_count < live_before:
-                        return False
-                    if deadline is not None and self.engine.now >= deadline:
-                        return False
                     if until():
                         return False
                     if not scheduler.run_ready() and not self.drain.once() and not self._release():

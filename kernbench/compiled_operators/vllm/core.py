@@ -100,10 +100,11 @@ for _name in (
 ):  # fmt: skip
     operators.cost(_name)(moving("out", "input"))
 
+operators.cost("silu_and_mul_with_clamp")(moving("result", "input"))
 for _name in (
-    "silu_and_mul_with_clamp", "fatrelu_and_mul", "swigluoai_and_mul", "situ_and_mul", "muse_spark_mul_tanh_soft_cap",
+    "fatrelu_and_mul", "swigluoai_and_mul", "situ_and_mul", "muse_spark_mul_tanh_soft_cap",
 ):  # fmt: skip
-    operators.cost(_name)(moving("result" if _name == "silu_and_mul_with_clamp" else "out", "input"))
+    operators.cost(_name)(moving("out", "input"))
 
 # -- small products -------------------------------------------------------------------------------------------------------
 

@@ -49,9 +49,10 @@ def _choose(
     shares = shares.nan_to_num(0.0, 0.0, 0.0)
     tokens, count = weights.shape
     chosen = _first(shares if bias is None else shares + bias.float(), count)
-    found = shares.gather(-1, chosen) * factor
+    scores = shares.gather(-1, chosen)
+    found = scores * factor
     if renormalize:
-        total = shares.gather(-1, chosen).sum(-1, keepdim=True)
+        total = scores.sum(-1, keepdim=True)
         found = found / torch.where(total > 0, total, 1.0)
     if is_padding is not None:
         found, chosen = found.masked_fill(is_padding[:, None], 0), chosen.masked_fill(is_padding[:, None], -1)

@@ -102,9 +102,7 @@ def _of_product(operands: CallOperands) -> MatrixWork:
     )
 
 
-@operators.cost("cutlass_scaled_mm_azp")
-def _of_product_with_zeros(operands: CallOperands) -> MatrixWork:
-    return _of_product(operands)
+operators.cost("cutlass_scaled_mm_azp")(_of_product)
 
 
 # -- experts: the products of each with its tokens -------------------------------------------------------------------------
@@ -123,9 +121,7 @@ def _of_experts_in_fp4(operands: CallOperands) -> MatrixWork:
     return _grouped("fp4", b.shape[0], out, 2 * a.shape[-1], (b.nbytes + scales.nbytes) / max(b.nbytes, 1))
 
 
-@operators.cost("cutlass_mxfp4_group_mm")
-def _of_experts_in_mxfp4(operands: CallOperands) -> MatrixWork:
-    return _of_experts_in_fp4(operands)
+operators.cost("cutlass_mxfp4_group_mm")(_of_experts_in_fp4)
 
 
 def _grouped(fmt: str, experts: int, out: SeenOperand, inner: int, stored: float) -> MatrixWork:

@@ -242,7 +242,7 @@ class RankThreads:
         """Let the others go on until another thread releases ``notice``: whether it has, within ``seconds`` of virtual time."""
         host, condition = self._hosts.current(), notice.condition
         if seconds is not None:
-            self._limit(
+            self._set_timer(
                 notice, max(host.clock + seconds, math.nextafter(host.clock, math.inf))
             )  # not again at one time
         self._listening[condition] = host.rank
@@ -254,7 +254,7 @@ class RankThreads:
             self._waits.move_clock(host, condition)
         return notice.told
 
-    def _limit(self, notice: Notice, at: float) -> None:
+    def _set_timer(self, notice: Notice, at: float) -> None:
         heapq.heappush(self._timers, (at, next(self._serial), notice))
 
     def meet(self, awaits: str, ready: Callable[[], bool], seconds: float | None = None) -> bool:
@@ -273,7 +273,7 @@ class RankThreads:
                 self.wait(notice, seconds)
             else:
                 if seconds is not None:
-                    self._limit(notice, host.clock + seconds)
+                    self._set_timer(notice, host.clock + seconds)
                 self.run_until(lambda: notice.condition.done)
         finally:
             self._looked_at.pop(notice, None)

@@ -21,7 +21,7 @@ import multiprocessing.util
 import os
 import pickle
 import select
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from greenlet import getcurrent
@@ -45,7 +45,7 @@ _stock_poll, _stock_receive, _stock_recv, _stock_send = (getattr(_Connection, na
 
 RELIES_ON = (
     Reliance("multiprocessing.synchronize.SemLock", "a lock or semaphore is one, and has the methods of C as its own", has=(
-        "_make_methods", "__enter__",
+        "_make_methods", "__enter__", "__exit__",
     )),
     Reliance("multiprocessing.util._afterfork_registry", "all that are made by their own names are noted there"),
     Reliance("multiprocessing.connection.Connection", "pipes and queues are read and written there", has=(
@@ -100,15 +100,16 @@ class ProcessWaits:
         def make_methods(lock: Any) -> None:
             stock_methods(lock)
             if self._is_ranks():
-                lock.acquire = self._acquires_own(lock)
+                lock.acquire = self._acquires(lock, self._wait_for_own)
             else:
-                lock.acquire, lock.release = self._acquires(lock), self._releases(lock)
+                lock.acquire = self._acquires(lock, self._wait_for_shared)
+                lock.release = self._releases(lock)
 
         patches.set(_Semaphore, "_make_methods", make_methods)
         patches.set(_Semaphore, "__enter__", _enter)
         patches.set(_Semaphore, "__exit__", _exit)
         for lock in _semaphores(alone):
-            patches.set(lock, "acquire", self._acquires(lock))
+            patches.set(lock, "acquire", self._acquires(lock, self._wait_for_shared))
             patches.set(lock, "release", self._releases(lock))
         stock_init = _Connection.__init__
 
@@ -126,10 +127,7 @@ class ProcessWaits:
 
         patches.set(_Connection, "__init__", init)
         patches.set(_connections, "rebuild_connection", rebuild)
-        for name, made in {
-            "_poll": self._polls,
-            "_recv_bytes": self._receives,
-        }.items():  # what else replaces them stays
+        for name, made in (("_poll", self._polls), ("_recv_bytes", self._receives)):  # what else replaces them stays
             patches.set(_Connection, name, made(getattr(_Connection, name)))
         patches.set(_Connection, "_recv", self._reads())
         patches.set(_Connection, "_send", self._writes())
@@ -154,37 +152,30 @@ class ProcessWaits:
         scheduler = self._simulation.scheduler
         return bool(scheduler.live_count) and getcurrent() is scheduler.main
 
-    def _acquires(self, lock: Any) -> Callable[..., bool]:
-        semaphore, threads = lock._semlock, self._threads
+    def _acquires(self, lock: Any, wait: Callable[[Any, float | None], bool]) -> Callable[..., bool]:
+        semaphore = lock._semlock
 
         @functools.wraps(semaphore.acquire)
         def acquire(block: bool = True, timeout: float | None = None) -> bool:
-            if semaphore.acquire(False):
-                return True
-            if not block or not self._waits():
-                return bool(semaphore.acquire(block, timeout))
-            begin, left = threads.time(), timeout
-            while threads.meet(_what(lock), lambda: not semaphore._is_zero(), left):
-                if semaphore.acquire(False):
-                    return True
-                left = None if timeout is None else max(timeout - (threads.time() - begin), 0.0)
-            return timeout is None and bool(semaphore.acquire())  # main's ranks have ended
+            return bool(semaphore.acquire(False)) or (block and wait(lock, timeout))
 
         return acquire
 
-    def _acquires_own(self, lock: Any) -> Callable[..., bool]:
+    def _wait_for_shared(self, lock: Any, timeout: float | None) -> bool:
+        semaphore, threads = lock._semlock, self._threads
+        if not self._waits():
+            return bool(semaphore.acquire(True, timeout))
+        begin, left = threads.time(), timeout
+        while threads.meet(_what(lock), lambda: not semaphore._is_zero(), left):
+            if semaphore.acquire(False):
+                return True
+            left = None if timeout is None else max(timeout - (threads.time() - begin), 0.0)
+        return timeout is None and bool(semaphore.acquire())  # main's ranks have ended
+
+    def _wait_for_own(self, lock: Any, timeout: float | None) -> bool:
         """Of a rank's own: the others wait, but for threads of the same rank."""
-        semaphore, threads = lock._semlock, self._threads
-
-        @functools.wraps(semaphore.acquire)
-        def acquire(block: bool = True, timeout: float | None = None) -> bool:
-            if semaphore.acquire(False):
-                return True
-            if block and acting_crew() is not None:
-                return bool(threads.outside(_what(lock), functools.partial(semaphore.acquire, True, timeout)))
-            return bool(semaphore.acquire(block, timeout))
-
-        return acquire
+        acquire = functools.partial(lock._semlock.acquire, True, timeout)
+        return bool(acquire() if acting_crew() is None else self._threads.outside(_what(lock), acquire))
 
     def _releases(self, lock: Any) -> Callable[[], None]:
         release = lock._semlock.release
@@ -240,8 +231,9 @@ class ProcessWaits:
         @functools.wraps(_stock_recv)
         def recv(connection: Any, size: int, read: Callable[[int, int], bytes] = os.read) -> Any:
             def read_there(handle: int, count: int) -> bytes:
-                if not _has(connection, select.POLLIN):
-                    self._threads.meet("a message", _there(connection))
+                there = _ready(connection, select.POLLIN)
+                if not there():
+                    self._threads.meet("a message", there)
                 return read(handle, count)
 
             return _stock_recv(connection, size, read_there if self._meets(connection) else read)
@@ -252,8 +244,9 @@ class ProcessWaits:
         @functools.wraps(_stock_send)
         def send(connection: Any, buf: Any, write: Callable[[int, Any], int] = os.write) -> None:
             def write_some(handle: int, rest: Any) -> int:
-                if not _has(connection, select.POLLOUT):
-                    self._threads.meet("room in a pipe", lambda: _has(connection, select.POLLOUT))
+                room = _ready(connection, select.POLLOUT)
+                if not room():
+                    self._threads.meet("room in a pipe", room)
                 return write(handle, rest[:_ROOM])
 
             if not self._meets(connection):
@@ -294,33 +287,28 @@ def _exit(lock: Any, *_: object) -> None:
     lock.release()
 
 
-def _semaphores(alone: bool) -> Iterator[Any]:
+def _semaphores(alone: bool) -> list[Any]:
     """Those that there are. One that was received, rather than made, is found among all objects."""
     known = [each for each in list(_util._afterfork_registry.values()) if isinstance(each, _Semaphore)]
     if alone:
         kinds = {_Semaphore, *_Semaphore.__subclasses__(), *multiprocessing.synchronize.Semaphore.__subclasses__()}
         known += [each for each in gc.get_objects() if type(each) in kinds]
-    return iter({id(each): each for each in known}.values())
+    return list({id(each): each for each in known}.values())
 
 
 def _what(lock: Any) -> str:
     return f"a {type(lock).__name__} of multiprocessing"
 
 
-def _there(connection: Any) -> Callable[[], bool]:
-    """Whether something can be read, or the connection is closed."""
+def _ready(connection: Any, what: int) -> Callable[[], bool]:
+    """Whether it can be read, or ``_ROOM`` bytes be written, without a wait; or is closed, and fails."""
+    poll = select.poll()
+    poll.register(connection, what)
 
     def ready() -> bool:
         try:
-            return _has(connection, select.POLLIN)
+            return bool(poll.poll(0))
         except OSError:
             return True
 
     return ready
-
-
-def _has(connection: Any, what: int) -> bool:
-    """Whether it can be read, or ``_ROOM`` bytes be written, without a wait; or fails."""
-    poll = select.poll()
-    poll.register(connection, what)
-    return bool(poll.poll(0))
