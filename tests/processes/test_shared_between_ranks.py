@@ -171,3 +171,16 @@ def test_what_a_rank_fails_with_is_told_where_main_waits_for_it(isolation):
 
     items = CONTEXT.Queue()
     spawn(body, items, main, isolation=isolation, join=False)
+
+
+def test_main_does_not_wait_for_what_no_rank_has_left(isolation):
+    def body(rank: int, items: Any, main: Any) -> None:
+        items.put(rank)
+
+    def main(ranks: Any) -> None:
+        assert sorted(items.get() for _ in range(WORLD)) == list(range(WORLD))
+        with pytest.raises(kernbench.DeadlockError, match="main waits for a message, and all ranks have ended"):
+            items.get()
+
+    items = CONTEXT.Queue()
+    spawn(body, items, main, isolation=isolation, join=False)

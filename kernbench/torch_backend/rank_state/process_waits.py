@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import multiprocessing
 import multiprocessing.connection
 import multiprocessing.managers
 import multiprocessing.queues
@@ -21,13 +22,17 @@ import multiprocessing.util
 import os
 import pickle
 import select
+import threading
+from _thread import allocate_lock
 from collections.abc import Callable
 from typing import Any
 
 from greenlet import getcurrent
 
+from kernbench.errors import DeadlockError
 from kernbench.scheduler.crew import acting_crew, current_member, is_in_rank, is_outside
 from kernbench.simulation.simulation import Simulation
+from kernbench.simulation.time.rank_threads import LOOK, QUIET
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -152,6 +157,13 @@ class ProcessWaits:
         scheduler = self._simulation.scheduler
         return bool(scheduler.live_count) and getcurrent() is scheduler.main
 
+    def _meet(self, awaits: str, ready: Callable[[], bool], seconds: float | None = None) -> bool:
+        """See :meth:`.RankThreads.meet`. In main, what nothing can bring any more is a deadlock."""
+        came = self._threads.meet(awaits, ready, seconds)
+        if not came and seconds is None and not is_in_rank():
+            _await_what_is_left(awaits, ready)
+        return came
+
     def _acquires(self, lock: Any, wait: Callable[[Any, float | None], bool]) -> Callable[..., bool]:
         semaphore = lock._semlock
 
@@ -166,7 +178,7 @@ class ProcessWaits:
         if not self._waits():
             return bool(semaphore.acquire(True, timeout))
         begin, left = threads.time(), timeout
-        while threads.meet(_what(lock), lambda: not semaphore._is_zero(), left):
+        while self._meet(_what(lock), lambda: not semaphore._is_zero(), left):
             if semaphore.acquire(False):
                 return True
             left = None if timeout is None else max(timeout - (threads.time() - begin), 0.0)
@@ -209,7 +221,7 @@ class ProcessWaits:
                 if there or timeout == 0 or not any(waits._meets(key.fileobj) for key in self.get_map().values()):
                     return there or super().select(timeout)
                 select = super().select
-                return select(0) if waits._threads.meet("a message", lambda: bool(select(0)), timeout) else []
+                return select(0) if waits._meet("a message", lambda: bool(select(0)), timeout) else []
 
         return Selector
 
@@ -233,7 +245,7 @@ class ProcessWaits:
             def read_there(handle: int, count: int) -> bytes:
                 there = _ready(connection, select.POLLIN)
                 if not there():
-                    self._threads.meet("a message", there)
+                    self._meet("a message", there)
                 return read(handle, count)
 
             return _stock_recv(connection, size, read_there if self._meets(connection) else read)
@@ -246,7 +258,7 @@ class ProcessWaits:
             def write_some(handle: int, rest: Any) -> int:
                 room = _ready(connection, select.POLLOUT)
                 if not room():
-                    self._threads.meet("room in a pipe", room)
+                    self._meet("room in a pipe", room)
                 return write(handle, rest[:_ROOM])
 
             if not self._meets(connection):
@@ -294,6 +306,24 @@ def _semaphores(alone: bool) -> list[Any]:
         kinds = {_Semaphore, *_Semaphore.__subclasses__(), *multiprocessing.synchronize.Semaphore.__subclasses__()}
         known += [each for each in gc.get_objects() if type(each) in kinds]
     return list({id(each): each for each in known}.values())
+
+
+def _await_what_is_left(awaits: str, ready: Callable[[], bool]) -> None:
+    """In main, whose ranks have ended: what they have put may be on its way, and other threads and processes may bring more."""
+    pause, looks = allocate_lock(), 0
+    pause.acquire()
+    while not ready() and not multiprocessing.active_children() and not any(map(_may_bring, threading.enumerate())):
+        looks += 1
+        if looks > QUIET:
+            raise DeadlockError(
+                f"main waits for {awaits}, and all ranks have ended: nothing is left that could bring it."
+            )
+        pause.acquire(timeout=LOOK)
+
+
+def _may_bring(thread: threading.Thread) -> bool:
+    """Whether it does something else than to write what was put into a queue."""
+    return thread is not threading.main_thread() and getattr(thread, "_target", None) is not _Queue._feed
 
 
 def _what(lock: Any) -> str:
