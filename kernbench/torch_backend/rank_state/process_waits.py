@@ -49,6 +49,7 @@ _METHODS = ("_poll", "_recv_bytes", "_recv", "_send")
 _stock_poll, _stock_receive, _stock_recv, _stock_send = (getattr(_Connection, name) for name in _METHODS)
 
 RELIES_ON = (
+    Reliance("_thread.allocate_lock", "the interpreter's own lock, whatever `threading.Lock` is"),
     Reliance("multiprocessing.synchronize.SemLock", "a lock or semaphore is one, and has the methods of C as its own", has=(
         "_make_methods", "__enter__", "__exit__",
     )),
@@ -59,7 +60,7 @@ RELIES_ON = (
     Reliance("multiprocessing.connection.rebuild_connection", "makes a connection of one that was sent"),
     Reliance("multiprocessing.connection._WaitSelector", "waits for any of several pipes and processes", has=("select",)),
     Reliance("multiprocessing.queues.Queue", "what is put is pickled by a thread of its own", has=(
-        "put", "_on_queue_feeder_error",
+        "put", "_on_queue_feeder_error", "_feed",
     )),
     Reliance("multiprocessing.managers.BaseProxy._callmethod", "a proxy asks its manager there"),
 )  # fmt: skip
