@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import queue
+import threading
 import time
 from multiprocessing.connection import wait
 from typing import Any
@@ -21,12 +22,26 @@ BIG = 300_000
 pytestmark = pytest.mark.parametrize("isolation", ["carrier", "process"])
 
 
+_made: list[Any] = []
+
+
+def queue_of_main() -> Any:
+    """A queue whose thread, if it has one, ends with the test."""
+    _made.append(CONTEXT.Queue())
+    return _made[-1]
+
+
 @pytest.fixture(autouse=True)
-def _no_server_of_descriptors():
+def _no_threads_are_left():
     before = torch.multiprocessing.get_sharing_strategy()
-    torch.multiprocessing.set_sharing_strategy("file_system")
+    torch.multiprocessing.set_sharing_strategy("file_system")  # the other one has a thread that serves descriptors
     yield
     torch.multiprocessing.set_sharing_strategy(before)
+    while _made:
+        each = _made.pop()
+        each.close()
+        each.join_thread()
+    assert not [thread for thread in threading.enumerate() if thread.name == "QueueFeederThread"]
 
 
 def spawn(body: Any, *shared: Any, isolation: str, join: bool = True) -> None:
@@ -58,7 +73,7 @@ def test_a_queue_brings_what_another_rank_puts(isolation):
             items.put((rank, torch.full((2,), float(rank))))
             assert answers.get() == "done"
 
-    items, answers, seen = CONTEXT.Queue(), CONTEXT.SimpleQueue(), CONTEXT.Queue()
+    items, answers, seen = queue_of_main(), CONTEXT.SimpleQueue(), queue_of_main()
     spawn(body, items, answers, seen, isolation=isolation)
     assert sorted(seen.get() for _ in range(WORLD - 1)) == [(1, [1.0, 1.0]), (2, [2.0, 2.0])]
 
@@ -76,7 +91,7 @@ def test_a_limit_of_a_queues_get_passes_in_virtual_time(isolation):
             assert items.get(timeout=20) == "late"
             seen.put(round(time.monotonic() - begin, 3))
 
-    items, seen = CONTEXT.Queue(), CONTEXT.SimpleQueue()
+    items, seen = queue_of_main(), CONTEXT.SimpleQueue()
     spawn(body, items, seen, isolation=isolation)
     assert [seen.get(), seen.get()] == [5.0, 12.0]
 
@@ -135,7 +150,7 @@ def test_what_no_rank_brings_is_a_deadlock(isolation):
             items.get()
 
     with pytest.raises(kernbench.SpawnException) as raised:
-        spawn(body, CONTEXT.Queue(), isolation=isolation)
+        spawn(body, queue_of_main(), isolation=isolation)
     assert "rank 0: waits for a message" in str(raised.value)
 
 
@@ -154,7 +169,7 @@ def test_main_waits_for_ranks_that_it_has_not_joined_and_they_for_main(isolation
         while not ranks.join():
             pass
 
-    items, stop = CONTEXT.Queue(), CONTEXT.Event()
+    items, stop = queue_of_main(), CONTEXT.Event()
     spawn(body, items, stop, main, isolation=isolation, join=False)
     assert sorted(came) == list(range(WORLD))
 
@@ -169,7 +184,7 @@ def test_what_a_rank_fails_with_is_told_where_main_waits_for_it(isolation):
         with pytest.raises(kernbench.SpawnException, match="no message of mine"):
             [items.get() for _ in range(WORLD)]
 
-    items = CONTEXT.Queue()
+    items = queue_of_main()
     spawn(body, items, main, isolation=isolation, join=False)
 
 
@@ -182,5 +197,5 @@ def test_main_does_not_wait_for_what_no_rank_has_left(isolation):
         with pytest.raises(kernbench.DeadlockError, match="main waits for a message, and all ranks have ended"):
             items.get()
 
-    items = CONTEXT.Queue()
+    items = queue_of_main()
     spawn(body, items, main, isolation=isolation, join=False)
