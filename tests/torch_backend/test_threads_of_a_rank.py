@@ -267,6 +267,8 @@ def test_a_loader_pins_what_its_workers_send(both: Run) -> None:
 
 @pytest.mark.parametrize("isolation", ["carrier", "process"])
 def test_a_deadlock_names_the_thread(isolation: str) -> None:
+    over = threading.Event()
+
     def worker(rank: int) -> None:
         dist.init_process_group("gloo")
         group, done = dist.new_group(), queue.Queue[int]()
@@ -277,12 +279,13 @@ def test_a_deadlock_names_the_thread(isolation: str) -> None:
             done.put(1)
 
         threading.Thread(target=save, name="saver").start()
-        threading.Thread(target=threading.Event().wait, args=(10.0,), daemon=True).start()
+        threading.Thread(target=over.wait, args=(10.0,), daemon=True).start()
         done.get()
         dist.barrier()
 
     with kernbench.simulate() as ctx, pytest.raises(kernbench.SpawnException) as caught:
         ctx.multiprocessing.spawn(worker, nprocs=2, isolation=isolation)
+    over.set()
     report = str(caught.value.errors[1])
     assert "rank 0: waits for another thread (condition)" in report
     assert "its thread 'saver' waits in barrier #0 on group 1 [0, 1]" in report
