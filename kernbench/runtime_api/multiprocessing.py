@@ -76,6 +76,7 @@ class Multiprocessing:
         self._devices = devices
         self._distributed = distributed
         self._daemon = False
+        self._unjoined: ProcessContext | None = None
         self.most: int | None = None
         self.configure: Callable[[Environment], None] | None = None
 
@@ -132,12 +133,15 @@ class Multiprocessing:
             raise KernbenchError(
                 f"{scheduler.live_count} ranks of an earlier spawn(join=False) have not ended: join them first"
             )
+        if simulation.world.size:  # one that main has not joined, though its ranks have ended
+            simulation.world.close()
         self._require_fit(nprocs)
         program = SpawnCall(fn, args, nprocs, isolation, per_rank_modules)
         self._start(program, None if self._fold is None else self._fold(self, program))
         self._daemon = daemon
         if not join:
-            return ProcessContext(simulation, nprocs)
+            self._unjoined = ProcessContext(simulation, nprocs)
+            return self._unjoined
         simulation.world.run()
         return None
 
@@ -259,7 +263,9 @@ class Multiprocessing:
 
     def join_at_exit(self) -> None:
         """What happens to ranks that are not joined when the context ends: as to processes when theirs ends."""
-        if self._simulation.scheduler.live_count:
+        if self._unjoined is not None:
+            self._unjoined.raise_failure()
+        if self._simulation.world.size:
             if self._daemon:
                 self._simulation.world.abort()
             else:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import signal
-from math import inf
 
 from kernbench.scheduler.rank import Rank, RankPhase
-from kernbench.simulation.ranks.failures import pid_of
+from kernbench.simulation.ranks.failures import SpawnException, pid_of
 from kernbench.simulation.simulation import Simulation
+from kernbench.torch_backend.rank_state.clocks import POLL_STEP
 
 
 class ProcessContext:
@@ -21,6 +21,7 @@ class ProcessContext:
         self._simulation = simulation
         self._ranks = simulation.scheduler.ranks
         self._joined = nprocs == 0
+        self._failure: SpawnException | None = None
         run = {rank.index: rank for rank in self._ranks}
         self.processes = [SpawnedProcess(self, index, run.get(index)) for index in range(nprocs)]
 
@@ -46,17 +47,39 @@ class ProcessContext:
         Raises:
             SpawnException: a rank raised. The others have been unwound.
         """
-        simulation = self._simulation
+        self.raise_failure()
         if self.over:
             return True
-        scheduler, engine = simulation.scheduler, simulation.engine
-        live, deadline = scheduler.live_count, inf if timeout is None else engine.now + timeout
+        scheduler = self._simulation.scheduler
+        live = scheduler.live_count
         try:
-            self._joined = simulation.world.run(lambda: scheduler.live_count < live or engine.now >= deadline)
+            self._joined = self._simulation.threads.go_on_for(
+                None if timeout is None else max(timeout, POLL_STEP), lambda: scheduler.live_count < live
+            )
         except BaseException:
             self._joined = True
             raise
+        if self._joined:
+            self._simulation.world.close()
         return self._joined
+
+    def poll(self) -> None:
+        """Main looks whether they have ended: let them go on a little, so that one that looks again and again sees them end.
+
+        What they fail with is raised where they are joined, or where the context ends.
+        """
+        if not self._simulation.world.is_beside:
+            return
+        try:
+            self._simulation.threads.go_on_for(POLL_STEP)
+        except SpawnException as failure:
+            self._joined, self._failure = True, failure
+
+    def raise_failure(self) -> None:
+        """Raise what they have failed with, if nothing has yet."""
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
 
     def end(self, number: int) -> None:
         """Have all ranks that are left unwound, as if a signal had ended their processes: one alone would leave the others
@@ -88,7 +111,7 @@ class SpawnedProcess:
 
     @property
     def exitcode(self) -> int | None:
-        """As multiprocessing has it; None while it runs."""
+        """As multiprocessing has it; None while it runs. See :meth:`ProcessContext.poll`."""
         if self.is_alive():
             return None
         phase = RankPhase.DONE if self._rank is None else self._rank.phase
@@ -97,7 +120,13 @@ class SpawnedProcess:
         return int(phase is RankPhase.FAILED)
 
     def is_alive(self) -> bool:
-        """Whether its rank has not ended."""
+        """Whether its rank has not ended. See :meth:`ProcessContext.poll`."""
+        alive = self._lives()
+        if alive:
+            self._context.poll()
+        return alive
+
+    def _lives(self) -> bool:
         return not self._context.over if self._rank is None else self._rank.live and not self._signal
 
     def join(self, timeout: float | None = None) -> None:
@@ -106,7 +135,7 @@ class SpawnedProcess:
         Raises:
             SpawnException: a rank raised. The others have been unwound.
         """
-        while self.is_alive() and not self._context.over:
+        while self._lives() and not self._context.over:
             if not self._context.join(timeout) and timeout is not None:
                 return
 
@@ -120,5 +149,5 @@ class SpawnedProcess:
 
     def killed_by(self, number: int) -> None:
         """It ends by a signal, if it has not."""
-        if self.is_alive():
+        if self._lives():
             self._signal = number

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from greenlet import getcurrent
 
 from kernbench.errors import KernbenchError
 from kernbench.scheduler import RankScheduler
@@ -49,9 +52,11 @@ class World:
     def __post_init__(self) -> None:
         self.size = 0
         self.communicators = Communicators()
-        self.drain.threads.run_until = self.run
+        self.drain.threads.run_until = self.go_on
         self.closers: list[Callable[[], None]] = []
         self.apart = False
+        self._process = 0
+        self._goes_on = False
 
     def open(self, size: int, clock: float, folding: Folding | None = None) -> None:
         """Make hosts for ``size`` ranks whose clocks are at ``clock`` s, in a world of their own; ``folding``: who runs."""
@@ -62,6 +67,7 @@ class World:
         self.communicators.folding = folding
         self.steps.open(self.hosts.of_rank, clock)
         self.size = size
+        self._process = os.getpid()
 
     def _reset(self) -> None:
         self.size = 0
@@ -77,13 +83,32 @@ class World:
             )
         return self.size
 
+    @property
+    def is_beside(self) -> bool:
+        """Whether this is main, beside ranks that it has not joined and that wait for it to wait; not in a fork of it."""
+        return (
+            self.size > 0 and not self._goes_on and getcurrent() is self.scheduler.main and os.getpid() == self._process
+        )
+
     def run(self, until: Callable[[], bool] = _never) -> bool:
-        """Run ranks until all have ended (True), or ``until()`` is true before that.
+        """Run ranks until all have ended (True), and close their world, or until ``until()`` is true before that.
+
+        Raises:
+            SpawnException: ranks have failed. The others have been unwound.
+        """
+        ended = self.go_on(until)
+        if ended:
+            self.close()
+        return ended
+
+    def go_on(self, until: Callable[[], bool]) -> bool:
+        """The same, for main, which has not joined them: their world stays open.
 
         Raises:
             SpawnException: ranks have failed. The others have been unwound.
         """
         scheduler = self.scheduler
+        self._goes_on = True
         try:
             with scheduler.at_work():
                 while scheduler.live_count and not scheduler.failed:
@@ -98,10 +123,11 @@ class World:
         except BaseException:
             self._abort_for_a_reason()
             raise
+        finally:
+            self._goes_on = False
         if scheduler.failed:
             self._abort_for_a_reason()
             raise SpawnException(scheduler.failed)
-        self.close()
         return True
 
     def _release(self) -> bool:

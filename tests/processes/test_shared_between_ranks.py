@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import queue
+import subprocess
 import threading
 import time
 from multiprocessing.connection import wait
@@ -33,7 +34,7 @@ def queue_of_main() -> Any:
 
 @pytest.fixture(autouse=True)
 def _no_threads_are_left():
-    before = torch.multiprocessing.get_sharing_strategy()
+    before, threads = torch.multiprocessing.get_sharing_strategy(), set(threading.enumerate())
     torch.multiprocessing.set_sharing_strategy("file_system")  # the other one has a thread that serves descriptors
     yield
     torch.multiprocessing.set_sharing_strategy(before)
@@ -41,7 +42,7 @@ def _no_threads_are_left():
         each = _made.pop()
         each.close()
         each.join_thread()
-    assert not [thread for thread in threading.enumerate() if thread.name == "QueueFeederThread"]
+    assert not [each for each in set(threading.enumerate()) - threads if each.name == "QueueFeederThread"]
 
 
 def spawn(body: Any, *shared: Any, isolation: str, join: bool = True) -> None:
@@ -188,14 +189,82 @@ def test_what_a_rank_fails_with_is_told_where_main_waits_for_it(isolation):
     spawn(body, items, main, isolation=isolation, join=False)
 
 
-def test_main_does_not_wait_for_what_no_rank_has_left(isolation):
-    def body(rank: int, items: Any, main: Any) -> None:
-        items.put(rank)
+IN_VAIN = """
+import multiprocessing, queue, sys, kernbench
+
+context = multiprocessing.get_context("fork")
+items = context.Queue()
+
+def body(rank):
+    items.put(rank)
+
+with kernbench.simulate("dgx_h100") as ctx:
+    ranks = ctx.multiprocessing.spawn(body, nprocs=3, isolation=sys.argv[1], join=False)
+    print(sorted(items.get() for _ in range(3)))
+    while ranks.processes[0].is_alive():
+        pass
+    for limit in (7, None):
+        try:
+            items.get(timeout=limit)
+        except (queue.Empty, kernbench.DeadlockError) as error:
+            print(type(error).__name__, error)
+    print(ranks.join())
+"""
+
+
+def test_main_does_not_wait_for_what_no_rank_has_left(isolation, warm_python):
+    found = subprocess.run(  # a process in which nothing else could bring it
+        [warm_python, "-c", IN_VAIN, isolation], capture_output=True, text=True, check=True
+    )
+    assert found.stdout.splitlines() == [
+        "[0, 1, 2]", "Empty ",
+        "DeadlockError main waits for a message, and all ranks have ended: nothing is left that could bring it.", "True",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("polls", ["is_alive", "exitcode", "join", "sleep"])
+def test_main_that_looks_again_and_again_sees_them_end(isolation, polls):
+    def body(rank: int, stop: Any, main: Any) -> None:
+        time.sleep(1.5)
+        stop.wait()
+
+    looks: list[int] = []
 
     def main(ranks: Any) -> None:
-        assert sorted(items.get() for _ in range(WORLD)) == list(range(WORLD))
-        with pytest.raises(kernbench.DeadlockError, match="main waits for a message, and all ranks have ended"):
-            items.get()
+        assert all(process.is_alive() for process in ranks.processes)
+        if polls == "sleep":
+            time.sleep(2)
+        else:
+            assert ranks.join(timeout=2) is False
+        stop.set()
+        while {
+            "is_alive": lambda: any(process.is_alive() for process in ranks.processes),
+            "exitcode": lambda: any(process.exitcode is None for process in ranks.processes),
+            "join": lambda: not ranks.join(timeout=0),
+            "sleep": lambda: time.sleep(0) or any(process.is_alive() for process in ranks.processes),
+        }[polls]():
+            looks.append(1)
+            assert len(looks) < 100
+        assert [process.exitcode for process in ranks.processes] == [0] * WORLD
 
-    items = queue_of_main()
-    spawn(body, items, main, isolation=isolation, join=False)
+    stop = CONTEXT.Event()
+    spawn(body, stop, main, isolation=isolation, join=False)
+
+
+def test_what_main_that_looks_has_not_heard_of_is_raised_where_it_joins(isolation):
+    def body(rank: int, joins: bool, main: Any) -> None:
+        raise ValueError("in every rank")
+
+    def main(ranks: Any) -> None:
+        while any(process.is_alive() for process in ranks.processes):
+            pass
+        assert ranks.processes[0].exitcode == 1
+        if joins:
+            with pytest.raises(kernbench.SpawnException, match="in every rank"):
+                ranks.join()
+
+    joins = True
+    spawn(body, joins, main, isolation=isolation, join=False)
+    joins = False
+    with pytest.raises(kernbench.SpawnException, match="in every rank"):
+        spawn(body, joins, main, isolation=isolation, join=False)

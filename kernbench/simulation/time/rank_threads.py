@@ -56,6 +56,10 @@ LOOKED_AT = "memory that it looks at"
 """What a thread waits for that looks again and again at what another process may write."""
 
 
+def _never() -> bool:
+    return False
+
+
 class Coming(NamedTuple):
     """What comes from a thread that has no turn.
 
@@ -126,7 +130,7 @@ class RankThreads:
         self._idle = 0
         self.settlers: list[Callable[[], bool]] = []
         self._looked_at: dict[Notice, Callable[[], bool]] = {}
-        self.run_until: Callable[[Callable[[], bool]], object]
+        self.run_until: Callable[[Callable[[], bool]], bool]
         self.has_others: Callable[[], object] = multiprocessing.active_children
 
     # -- turns -------------------------------------------------------------------------------------------------------
@@ -269,17 +273,34 @@ class RankThreads:
         notice = Notice(self, Condition(awaits, host.rank))
         self._looked_at[notice] = ready
         try:
-            if not is_main:
-                self.wait(notice, seconds)
+            if is_main:
+                self._go_on(notice, seconds)
             else:
-                if seconds is not None:
-                    self._set_timer(notice, host.clock + seconds)
-                self.run_until(lambda: notice.condition.done)
+                self.wait(notice, seconds)
         finally:
             self._looked_at.pop(notice, None)
         if notice.told:
             host.clock = max(host.clock, self._engine.now)
         return notice.told
+
+    def go_on_for(self, seconds: float | None, until: Callable[[], bool] = _never) -> bool:
+        """In main, beside ranks that it has not joined: let them go on for ``seconds`` of virtual time (None: without a limit),
+        or until ``until()`` is true. Whether all have ended.
+
+        Raises:
+            SpawnException: ranks have failed. The others have been unwound.
+        """
+        return self._go_on(Notice(self, Condition("time", None)), seconds, until)
+
+    def _go_on(self, notice: Notice, seconds: float | None, until: Callable[[], bool] = _never) -> bool:
+        host = self._hosts.main
+        if seconds is not None:
+            self._set_timer(notice, host.clock + seconds)
+        try:
+            return self.run_until(lambda: notice.condition.done or until())
+        finally:
+            notice.condition.fulfil()  # its timer goes
+            host.clock = max(host.clock, self._engine.now)
 
     def look(self) -> bool:
         """In main, when nothing else can happen: whether something is ready by now that is waited for by looking at it."""

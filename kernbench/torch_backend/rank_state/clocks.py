@@ -118,9 +118,13 @@ class RankClock:
             simulation.remarks.setdefault(f"log lines are dated by virtual time, which begins at {begin} UTC")
 
     def sleep(self, seconds: float) -> None:
-        """``time.sleep``."""
+        """``time.sleep``. While main sleeps, ranks that it has not joined go on."""
         simulation = self._simulation
-        if simulation is None or simulation.scheduler.current_rank() is None:
+        if simulation is None:
+            _stock["sleep"](seconds)
+        elif simulation.world.is_beside and simulation.scheduler.live_count and seconds >= 0:
+            simulation.threads.go_on_for(seconds or POLL_STEP)
+        elif simulation.scheduler.current_rank() is None:
             _stock["sleep"](seconds)
         elif seconds < 0:
             raise ValueError("sleep length must be non-negative")

@@ -25,12 +25,12 @@ import select
 import threading
 from _thread import allocate_lock
 from collections.abc import Callable
+from time import perf_counter  # the machine's own clock
 from typing import Any
-
-from greenlet import getcurrent
 
 from kernbench.errors import DeadlockError
 from kernbench.scheduler.crew import acting_crew, current_member, is_in_rank, is_outside
+from kernbench.scheduler.standstill import SILENCE, tell
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.time.rank_threads import LOOK, QUIET
 from kernbench.torch_backend.patches import Patches
@@ -155,15 +155,14 @@ class ProcessWaits:
             return False
         if is_in_rank():
             return not is_outside() and (acting_crew() is not None or current_member() is None)
-        scheduler = self._simulation.scheduler
-        return bool(scheduler.live_count) and getcurrent() is scheduler.main
+        return self._simulation.world.is_beside
 
     def _meet(self, awaits: str, ready: Callable[[], bool], seconds: float | None = None) -> bool:
         """See :meth:`.RankThreads.meet`. In main, what nothing can bring any more is a deadlock."""
         came = self._threads.meet(awaits, ready, seconds)
-        if not came and seconds is None and not is_in_rank():
-            _await_what_is_left(awaits, ready)
-        return came
+        if came or is_in_rank() or self._simulation.scheduler.live_count:
+            return came
+        return _await_what_is_left(awaits, ready, seconds)
 
     def _acquires(self, lock: Any, wait: Callable[[Any, float | None], bool]) -> Callable[..., bool]:
         semaphore = lock._semlock
@@ -183,7 +182,7 @@ class ProcessWaits:
             if semaphore.acquire(False):
                 return True
             left = None if timeout is None else max(timeout - (threads.time() - begin), 0.0)
-        return timeout is None and bool(semaphore.acquire())  # main's ranks have ended
+        return False
 
     def _wait_for_own(self, lock: Any, timeout: float | None) -> bool:
         """Of a rank's own: the others wait, but for threads of the same rank."""
@@ -309,17 +308,30 @@ def _semaphores(alone: bool) -> list[Any]:
     return list({id(each): each for each in known}.values())
 
 
-def _await_what_is_left(awaits: str, ready: Callable[[], bool]) -> None:
-    """In main, whose ranks have ended: what they have put may be on its way, and other threads and processes may bring more."""
-    pause, looks = allocate_lock(), 0
+def _await_what_is_left(awaits: str, ready: Callable[[], bool], seconds: float | None) -> bool:
+    """In main, whose ranks have ended: what they have put may be on its way, and other threads and processes may bring more,
+    within ``seconds`` of the machine's time."""
+    pause, begin, quiet = allocate_lock(), perf_counter(), 0
     pause.acquire()
-    while not ready() and not multiprocessing.active_children() and not any(map(_may_bring, threading.enumerate())):
-        looks += 1
-        if looks > QUIET:
+    silence = SILENCE
+    while not ready():
+        others: list[Any] = [*multiprocessing.active_children(), *filter(_may_bring, threading.enumerate())]
+        waited = perf_counter() - begin
+        quiet = 0 if others else quiet + 1
+        if quiet > QUIET and seconds is None:
             raise DeadlockError(
                 f"main waits for {awaits}, and all ranks have ended: nothing is left that could bring it."
             )
+        if quiet > QUIET or (seconds is not None and waited > seconds):
+            return False
+        if waited > silence:
+            silence *= 2
+            names = ", ".join(sorted(other.name for other in others))
+            tell(
+                f"main has waited for {awaits} for {waited:.0f} s, and all ranks have ended: only {names} could bring it."
+            )
         pause.acquire(timeout=LOOK)
+    return True
 
 
 def _may_bring(thread: threading.Thread) -> bool:
