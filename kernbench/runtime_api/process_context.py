@@ -7,7 +7,7 @@ import signal
 from kernbench.scheduler.rank import Rank, RankPhase
 from kernbench.simulation.ranks.failures import SpawnException, pid_of
 from kernbench.simulation.simulation import Simulation
-from kernbench.torch_backend.rank_state.clocks import POLL_STEP
+from kernbench.torch_backend.rank_state.clocks import PATIENCE, POLL_STEP
 
 
 class ProcessContext:
@@ -22,6 +22,7 @@ class ProcessContext:
         self._ranks = simulation.scheduler.ranks
         self._joined = nprocs == 0
         self._failure: SpawnException | None = None
+        self._looks = 0
         run = {rank.index: rank for rank in self._ranks}
         self.processes = [SpawnedProcess(self, index, run.get(index)) for index in range(nprocs)]
 
@@ -54,7 +55,7 @@ class ProcessContext:
         live = scheduler.live_count
         try:
             self._joined = self._simulation.threads.go_on_for(
-                None if timeout is None else max(timeout, POLL_STEP), lambda: scheduler.live_count < live
+                None if timeout is None else timeout or POLL_STEP, lambda: scheduler.live_count < live
             )
         except BaseException:
             self._joined = True
@@ -64,11 +65,12 @@ class ProcessContext:
         return self._joined
 
     def poll(self) -> None:
-        """Main looks whether they have ended: let them go on a little, so that one that looks again and again sees them end.
+        """Main looks whether they have ended: if it does nothing else for long, they go on a little, so that it sees them end.
 
         What they fail with is raised where they are joined, or where the context ends.
         """
-        if not self._simulation.world.is_beside:
+        self._looks += 1
+        if self._looks <= PATIENCE or not self._simulation.world.is_beside:
             return
         try:
             self._simulation.threads.go_on_for(POLL_STEP)

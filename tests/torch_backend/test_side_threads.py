@@ -264,7 +264,15 @@ def test_a_rank_is_told_of_its_own_threads_alone(ranks: Ranks) -> None:
 
 
 def test_an_adopted_program_is_not_told_of_what_drives_it() -> None:
+    over = threading.Event()
+
+    def leaves_a_daemon(rank: int) -> None:
+        threading.Thread(target=over.wait, args=(20.0,), daemon=True).start()
+
+    with kernbench.simulate() as ctx:  # what an earlier run has left is there before
+        ctx.multiprocessing.spawn(leaves_a_daemon, nprocs=2)
     before = threading.enumerate()
     with kernbench.simulated_gpu():
         assert threading.enumerate() == before
     assert threading.enumerate() == before
+    over.set()

@@ -39,7 +39,8 @@ from kernbench.sim_engine.operation import COMPUTE_STREAM
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.time.rank_threads import Notice, RankThreads
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.rank_state import event_loops, listed_threads, socket_waits, thread_waits
+from kernbench.torch_backend.rank_state import event_loops, socket_waits, thread_waits
+from kernbench.torch_backend.rank_state.listed_threads import ListedThreads
 from kernbench.torch_backend.relies_on import Reliance
 
 c10d: Any = torch.distributed.distributed_c10d
@@ -95,6 +96,7 @@ class SideThreads:
         self._pools: weakref.WeakKeyDictionary[Any, _Pool] = weakref.WeakKeyDictionary()
         self._ends: weakref.WeakKeyDictionary[threading.Thread, _End] = weakref.WeakKeyDictionary()
         self._submitted = _Submitted()
+        self._listed = ListedThreads()
         self.before_daemons: Callable[[], None] = _nothing
 
     def install(self, patches: Patches) -> None:
@@ -105,7 +107,7 @@ class SideThreads:
         patches.set(futures.ThreadPoolExecutor, "submit", self._submits())
         patches.set(_WorkItem, "__init__", self._makes())
         patches.set(_WorkItem, "run", _runs())
-        listed_threads.install(patches)
+        self._listed.install(patches)
         thread_waits.install(patches, self._threads)
         event_loops.install(patches, self._threads, self._simulation.remarks.setdefault)
         socket_waits.install(patches)
@@ -143,7 +145,7 @@ class SideThreads:
             if crew is None:
                 _stock_start(thread)
                 return
-            listed_threads.belongs_to(thread, crew.rank)
+            self._listed.belongs_to(thread, crew.rank)
             if getattr(thread, "_target", None) is futures.thread._worker:  # calls say whose they are
                 pool = self._pool(vars(thread)["_args"][0]())
                 if pool is not None:
