@@ -169,6 +169,10 @@ def run(asked: RunOptions, program: str, args: tuple[str, ...], variables: dict[
         except Interrupted as error:
             signalled = error
             ctx.simulation.interrupted = signal.Signals(error.signum).name
+        except SystemExit as end:
+            errors = {0: end}
+            if not isinstance(end.code, int):
+                click.echo(end.code, err=True)
         except Exception as error:
             if compiled is None or asked.nproc_per_node is not None or not failures.script(error, compiled.file):
                 raise

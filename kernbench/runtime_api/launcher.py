@@ -202,6 +202,8 @@ def run_once(
 ) -> None:
     """Run ``program`` once, as ``python`` would, with a simulated GPU; ranks that it spawns are of ``isolation``.
 
+    Raises ``SystemExit`` if the program ends itself with a failure.
+
     With carriers the program is rank 0 of a world of one, as with torchrun's default of one process, and has its variables.
     ``at_end`` is called while its ``__main__`` is still there; ``let_join``: see :func:`started_processes.install`.
     """
@@ -237,13 +239,23 @@ def run_once(
         ):
             sys.modules["__main__"] = main
             try:
-                with adoption or nullcontext(), nullcontext() if at_exit is None else at_exit.program():
+                with adoption or nullcontext(), nullcontext() if at_exit is None else at_exit.program(), _exits():
                     exec(program.code, vars(main))
             finally:
                 if at_end is not None:
                     at_end()
     finally:
         patches.undo()
+
+
+@contextmanager
+def _exits() -> Iterator[None]:
+    """A program that ends itself without a failure has ended."""
+    try:
+        yield
+    except SystemExit as end:
+        if end.code:
+            raise
 
 
 def _at_exit(ctx: RuntimeContext, patches: Patches) -> AtExit:

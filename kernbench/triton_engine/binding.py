@@ -47,6 +47,8 @@ class Launch:
     counts: Counts | None = None
     blind: bool = False
     """Whether what its tensors hold was not computed: a kernel that goes by it is not to blame."""
+    assumed: Sequence[torch.Tensor] = ()
+    """Tensors that it may write to whose values are assumed from now on."""
     cold: bool = False
     """Whether it finds nothing of its own in the caches."""
     in_graph: bool = False

@@ -14,12 +14,16 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from torch.distributed import distributed_c10d
+from torch.testing._internal.distributed import multi_threaded_pg
 
 import kernbench
 from kernbench.cli import app
 from kernbench.commands.run import command
 from kernbench.commands.run_program import print_summary
 from kernbench.errors import ConfigError
+from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus
+from kernbench.torch_backend.process_groups import late_joining
 
 Run = Callable[..., Result]
 
@@ -528,3 +532,62 @@ def test_finalizers_of_a_rank_are_called_at_its_end(run: Run, fails: bool, capsy
     ranks = () if fails else (0, 1)
     assert said == [f"[rank{rank}] [{number}, {rank}, true]" for rank in ranks for number in (3, 0)]
     assert (result.exit_code != 0) is fails
+
+
+@pytest.mark.parametrize(("status", "code"), [("None", 0), ("0", 0), ("3", 3), ("'enough'", 1)])
+def test_a_script_that_ends_itself_has_its_summary(run: Run, status: str, code: int) -> None:
+    result = run(f"import sys, torch\ntorch.ones(4, device='cuda')\nsys.exit({status})\n", "--system", "dgx_h100")
+    assert result.exit_code == code
+    assert "modelled on dgx_h100, 1 rank" in result.output
+    assert ("enough" in result.stderr) == (code == 1)
+
+
+THREADS = """
+import threading, torch, torch.distributed as dist
+from torch.testing._internal.distributed import multi_threaded_pg as groups
+
+def body(rank):
+    dist.init_process_group("threaded", rank=rank, world_size=2, store=store)
+    x = torch.full((2,), rank + 1.0, device="cuda")
+    dist.all_reduce(x)
+    found.append(x.tolist())
+    dist.destroy_process_group()
+
+found, store = [], dist.HashStore()
+torch._C._distributed_c10d._set_thread_isolation_mode(True)
+groups._install_threaded_pg()
+try:
+    threads = [threading.Thread(target=body, args=(rank,)) for rank in range(2)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+finally:
+    groups._uninstall_threaded_pg()
+    torch._C._distributed_c10d._set_thread_isolation_mode(False)
+print("found", found)
+"""
+
+
+def test_threads_are_ranks_of_torchs_own_groups_of_threads(run: Run) -> None:
+    result = run(THREADS)
+    assert "found [[3.0, 3.0], [3.0, 3.0]]" in result.output
+    assert "threads that are ranks in a group of torch's own: their collectives take no time" in result.output
+
+
+def test_threads_that_are_ranks_do_not_make_their_process_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    joined: list[tuple[int, int]] = []
+    made: list[dict[str, object]] = []
+
+    def stock(backend: str | None = None, rank: int = -1, world_size: int = -1) -> None:
+        made.append({"backend": backend, "rank": rank, "world_size": world_size})
+
+    waiting = late_joining._Waiting(lambda rank, size: joined.append((rank, size)), lambda: None, NodeGpus(8))
+    init = waiting.before(stock)
+    with monkeypatch.context() as patch:
+        patch.setattr(distributed_c10d, "_world", multi_threaded_pg.ThreadLocalWorld())
+        init("threaded", rank=1, world_size=2)
+    assert joined == []
+    init("gloo", rank=1, world_size=2)
+    assert joined == [(1, 2)]
+    assert [each["backend"] for each in made] == ["threaded", "gloo"]

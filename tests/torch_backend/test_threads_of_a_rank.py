@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import itertools
 import json
@@ -212,6 +213,142 @@ def test_a_daemon_that_asks_nothing_and_one_that_only_waits(both: Run) -> None:
         return [*found, _reduced(1.0)]
 
     assert both(body)[0] == [[1, 2, 3, 2.0]] * 2
+
+
+def _after(seconds: float, call: Callable[..., Any], *args: object) -> threading.Timer:
+    timer = threading.Timer(seconds, call, args)
+    timer.daemon = True
+    timer.start()
+    return timer
+
+
+def _event() -> bool:
+    happened = threading.Event()
+    _after(5, happened.set)
+    return happened.wait()
+
+
+def _event_with_a_limit() -> list[bool]:
+    happened = threading.Event()
+    _after(5, happened.set)
+    return [happened.wait(3), happened.wait(30)]
+
+
+def _canceled() -> bool:
+    happened = threading.Event()
+    _after(2, happened.set).cancel()
+    return happened.wait(5)
+
+
+def _queue() -> int:
+    asked: queue.Queue[int] = queue.Queue()
+    _after(5, asked.put, 7)
+    return asked.get()
+
+
+def _notified() -> bool:
+    condition = threading.Condition()
+
+    def notify() -> None:
+        with condition:
+            condition.notify()
+
+    _after(5, notify)
+    with condition:
+        return condition.wait(20)
+
+
+def _locked() -> bool:
+    lock = threading.Lock()
+    lock.acquire()
+    _after(5, lock.release)
+    return lock.acquire()
+
+
+def _joined() -> bool:
+    timer = _after(5, list)
+    timer.join()
+    return timer.is_alive()
+
+
+def _polled() -> int:
+    happened = threading.Event()
+    _after(4.9, happened.set)
+    looks = 0
+    while not happened.wait(0.5):
+        looks += 1
+    time.sleep(0.1)
+    return looks
+
+
+def _repeated() -> int:
+    beats: list[int] = []
+
+    class Beat(threading.Timer):
+        def run(self) -> None:
+            while not self.finished.wait(self.interval):
+                beats.append(1)
+
+    beat = Beat(0.9, list)
+    beat.daemon = True
+    beat.start()
+    time.sleep(5)
+    beat.cancel()
+    return len(beats)
+
+
+def _loop_woken() -> bool:
+    async def wait() -> bool:
+        happened, loop = asyncio.Event(), asyncio.get_running_loop()
+        _after(5, loop.call_soon_threadsafe, happened.set)
+        return await happened.wait()
+
+    return asyncio.run(wait())
+
+
+def _loop_of_a_daemon() -> int:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever, daemon=True)
+    thread.start()
+    found = asyncio.run_coroutine_threadsafe(asyncio.sleep(5, 7), loop).result(30)
+    loop.call_soon_threadsafe(loop.stop)
+    thread.join()
+    loop.close()
+    return found
+
+
+TIMED: dict[Callable[[], Any], Any] = {
+    _event: True, _event_with_a_limit: [False, True], _canceled: False, _queue: 7, _notified: True, _locked: True,
+    _joined: False, _polled: 9, _repeated: 5, _loop_woken: True, _loop_of_a_daemon: 7,
+}  # fmt: skip
+
+
+def test_timers_and_event_loops_of_daemons_go_by_the_ranks_time(both: Run) -> None:
+    def body() -> Any:
+        found = []
+        for wait in TIMED:
+            began = time.monotonic()
+            given = wait()
+            found.append([wait.__name__, given, round(time.monotonic() - began, 2)])
+        return found
+
+    assert both(body)[0] == [[[wait.__name__, given, 5.0] for wait, given in TIMED.items()]] * 2
+
+
+def test_a_daemon_that_sleeps_by_the_machines_clock_is_said() -> None:
+    def body(rank: int) -> None:
+        happened = threading.Event()
+
+        def nap() -> None:
+            time.sleep(0.01)
+            happened.set()
+
+        threading.Thread(target=nap, daemon=True).start()
+        happened.wait()
+
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(body, nprocs=1)
+        assert [each for each in ctx.simulation.remarks if "has slept by the machine's clock" in each]
 
 
 def test_asynchronous_checkpoints(both: Run, tmp_path: Path) -> None:

@@ -33,6 +33,7 @@ from kernbench.simulation.order.shadow_memory import link
 from kernbench.simulation.ranks.graph_capture import GraphCapture
 from kernbench.simulation.ranks.hosts import Host, Hosts
 from kernbench.simulation.time.wait_queue import Waits
+from kernbench.simulation.values.assumptions import is_finite, keep_finite
 from kernbench.simulation.values.capture_rollback import behind_pointers, keep
 from kernbench.triton_engine.counts import Counts
 from kernbench.triton_engine.duration import estimate
@@ -99,6 +100,17 @@ class KernelMemory:
         return self.multicast.bases_of(address)
 
 
+def tensor_of(arg: Any) -> torch.Tensor | None:
+    """The tensor that an argument of a kernel is, or into which a descriptor or a reinterpretation of Triton's points."""
+    tensor = arg if isinstance(arg, torch.Tensor) else getattr(arg, "base", None)
+    return plain(tensor) if isinstance(tensor, torch.Tensor) else None
+
+
+def tensors_of(args: Sequence[Any]) -> list[torch.Tensor]:
+    """The tensors among the arguments of a kernel."""
+    return [tensor for arg in args if (tensor := tensor_of(arg)) is not None]
+
+
 def is_kernel(kernel: Any) -> bool:
     """Whether ``kernel`` is Triton's: a ``@triton.jit`` function, or one wrapped by autotune or heuristics."""
     return hasattr(kernel, "run") and hasattr(kernel, "fn") and hasattr(kernel, "__getitem__")
@@ -149,16 +161,19 @@ class KernelLauncher:
             op.name = name
         return op
 
-    def _compute(self, tensors: Sequence[torch.Tensor]) -> bool:
+    def _compute(self, launch: Launch, tensors: Sequence[torch.Tensor]) -> bool:
         """Without data: whether a launch is computed, as all that it touches has bytes.
 
-        Otherwise, or if anything that it reads is assumed, all that it is given is: what it writes is not looked into.
+        Otherwise, or if anything that it is given is assumed, what it may write is.
         """
         notes = [stored for tensor in tensors if (stored := self.streams.stored_of(tensor)) is not None]
         computed = bool(tensors) and not any(stored.hollow for stored in notes)
+        launch.assumed = ()
         if not computed or any(stored.unknown for stored in notes):
-            for tensor in tensors:
-                self.streams.note_assumed(tensor)
+            launch.assumed = tensors_of([launch.args[place] for place in sorted(launch.program.written)])
+            with self.hosts.current().as_one():
+                for tensor in launch.assumed:
+                    self.streams.note_written(tensor, computed=computed)
         return computed
 
     def _require_reach(self, launch: Launch, tensors: Sequence[torch.Tensor]) -> None:
@@ -169,7 +184,9 @@ class KernelLauncher:
             return
         for each in far:
             if each.numel() and not self.maps(each):
-                at = next(place for place, arg in enumerate(launch.args) if arg is each)
+                at = next(
+                    place for place, arg in enumerate(launch.args) if arg is each or getattr(arg, "base", None) is each
+                )
                 raise ValueError(
                     f"Pointer argument (at {at}) cannot be accessed from Triton (cpu tensor?): kernel {launch.name} is given a "
                     f"tensor {tuple(each.shape)} of the host beside tensors on a GPU"
@@ -181,12 +198,14 @@ class KernelLauncher:
             raise KernbenchError(
                 f"kernel {launch.name} was launched from inside a kernel: launch it from the rank's program"
             )
-        tensors = [arg for arg in launch.args if isinstance(arg, torch.Tensor)]
+        tensors = [
+            arg if isinstance(arg, torch.Tensor) else arg.base for arg in launch.args if tensor_of(arg) is not None
+        ]
         self._require_reach(launch, tensors)
         launch.args = [plain(arg) if isinstance(arg, torch.Tensor) else arg for arg in launch.args]
         host = self.hosts.current()
         launch.rank, launch.cold, launch.in_graph = host.rank, host.cold, host.in_graph
-        launch.blind = not (self.engine.enable_data or self._compute(tensors))
+        launch.blind = not (self.engine.enable_data or self._compute(launch, tensors))
         if host.capture is not None:
             self._capture(host, host.capture, launch)
             return
@@ -230,7 +249,7 @@ class KernelLauncher:
         args = [arg.detach() if isinstance(arg, torch.Tensor) else arg for arg in launch.args]
         graph.add(lambda: graph.on_stream(host, stream, lambda: self.submit(replace(launch, args=args))))
         if self.engine.enable_data:
-            keep(host, [arg for arg in launch.args if isinstance(arg, torch.Tensor)])
+            keep(host, tensors_of(launch.args))
             with host.as_one(), behind_pointers(self.memory) as memory, suppress(DeadlockError):
                 run_alone(launch, memory)  # it may wait for another rank, which has to capture yet
 
@@ -250,7 +269,7 @@ class TritonLaunch:
         self.after = after
         self.rank = op.rank
         self.launch = launch
-        self.touches = frozenset(id(storage_of(arg)) for arg in launch.args if isinstance(arg, torch.Tensor))
+        self.touches = frozenset(id(storage_of(each)) for each in tensors_of(launch.args))
         self.batch_key: Hashable = (
             id(launch.program),
             launch.grid,
@@ -276,7 +295,7 @@ def _key(arg: Any) -> Hashable:
         return torch.Tensor
     if isinstance(arg, int | float | bool):
         return type(arg), repr(arg)
-    return id(arg)
+    return id(arg) if tensor_of(arg) is None else (type(arg), str(getattr(arg, "padding", "")))
 
 
 _SAMPLED_PROGRAMS = 2
@@ -316,7 +335,8 @@ class SampledLaunch(TritonLaunch):
 
     def _is_mapped(self, arg: Any) -> bool:
         """Whether it is a tensor in memory of the host."""
-        stored = self.launcher.streams.stored_of(arg) if isinstance(arg, torch.Tensor) else None
+        tensor = tensor_of(arg)
+        stored = None if tensor is None else self.launcher.streams.stored_of(tensor)
         return isinstance(stored, Block) and stored.mapped
 
     def _nobody_has(self, arg: Any) -> bool:
@@ -342,8 +362,7 @@ class SampledLaunch(TritonLaunch):
 
     def _sample(self) -> Cost:
         launch, device = self.launch, self.launcher.engine.topology.device
-        tensors = [arg for arg in launch.args if isinstance(arg, torch.Tensor)]
-        nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        nbytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors_of(launch.args))
         programs = math.prod(launch.grid)
         if programs:
             values = self._with_stand_ins(launch.args)
@@ -381,7 +400,8 @@ def _stand_in(arg: torch.Tensor) -> torch.Tensor:
 
 
 def _shape_key(arg: Any) -> Hashable:
-    return (tuple(arg.shape), arg.stride()) if isinstance(arg, torch.Tensor) else _key(arg)
+    tensor = tensor_of(arg)
+    return _key(arg) if tensor is None else (_key(arg), tuple(tensor.shape), tensor.stride())
 
 
 def _cost_of(launch: TritonLaunch, counts: Counts, there: Launch | None = None) -> Cost:
@@ -473,6 +493,11 @@ class RunningBatch:
             seconds.append(cost.seconds)
         launcher.signal_timing.finished(self._party, seconds)
         self.errors = [None] * len(self._launches)
+        with launcher.hosts.current().as_one():
+            for launch in self._launches:
+                for tensor in launch.launch.assumed:
+                    if not is_finite(tensor):
+                        keep_finite(tensor)
 
     def _blame(self, error: Exception) -> Sequence[BaseException | None]:
         """The error for the ranks that it names, an incomplete result for the others of the batch."""

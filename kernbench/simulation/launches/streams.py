@@ -13,9 +13,10 @@ from kernbench.sim_engine import GraphEngine, Operation
 from kernbench.sim_engine.log_rows import Title
 from kernbench.sim_engine.op_log import MemoryRanges
 from kernbench.simulation.memory.storages import StorageTable, Stored
-from kernbench.simulation.memory.tensor_queries import tensors_in
+from kernbench.simulation.memory.tensor_queries import plain, tensors_in
 from kernbench.simulation.ranks.hosts import Host, Hosts
 from kernbench.simulation.ranks.listeners import Stages
+from kernbench.simulation.values.assumptions import fill
 from kernbench.simulation.values.collective_cells import Cells, wholes
 
 
@@ -138,10 +139,18 @@ class Streams:
         """What is known about a tensor's storage, None if nothing."""
         return self._storages.of(tensor)
 
-    def note_assumed(self, tensor: torch.Tensor) -> None:
-        """From now on, what a tensor's bytes say is assumed; of one that has none, nothing better is known than before."""
+    def note_written(self, tensor: torch.Tensor, *, computed: bool) -> None:
+        """From now on what a tensor holds is assumed: something has written to it, which is ``computed``, or has numbers with a
+        point of which nothing is known."""
         stored = self._storages.note(tensor)
-        if not stored.hollow and stored.stand_in is None:
+        stored.stated, stored.missing = False, None
+        measured = tensor.is_floating_point() or tensor.is_complex()
+        if stored.hollow:
+            stored.stand_in = None if measured else stored.stand_in
+            return
+        if measured and not computed:
+            fill(plain(tensor).data, None)
+        if stored.stand_in is None:
             stored.stand_in = 0.0
 
     def _touch(self, op: Operation, tensor: torch.Tensor, host: Host, access: str = "rw") -> Any:

@@ -57,6 +57,31 @@ def fill(tensor: torch.Tensor, value: float | None) -> None:
     tensor.copy_((whole + (torch.arange(tensor.numel()) < rest)).view(tensor.shape))
 
 
+def blend(before: float, after: float, part: float) -> float:
+    """What elements are on average of which ``part`` is ``after`` and the rest ``before``: where one of the two is infinite, as
+    a mask is, the other one, which is all that can be measured."""
+    if part <= 0.0 or (part < 1.0 and not math.isfinite(after)):
+        return before
+    if part >= 1.0 or not math.isfinite(before):
+        return after
+    return before * (1.0 - part) + after * part
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether all numbers of a tensor of few bytes are; those of one byte are taken to be."""
+    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.element_size() == 1:
+        return True
+    return bool(torch.isfinite(tensor.detach()).all())
+
+
+def keep_finite(tensor: torch.Tensor, *, infinite: bool = False) -> None:
+    """Numbers that were computed with assumed ones, and are not finite, tell what was assumed, and nothing of the program: they
+    become what is assumed where nothing is known. ``infinite``: infinities are the program's own, and stay."""
+    values = tensor.detach()
+    kept = ~torch.isnan(values) if infinite else torch.isfinite(values)
+    values.masked_fill_(~kept, default_stand_in(values.dtype))
+
+
 LOST = "lost"
 STEERED = "steered"
 _USES = {

@@ -6,6 +6,7 @@ hollow tensors, or, if their results are small, tensors with the values that are
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from kernbench.simulation.memory.storages import NOTE, SMALL_BYTES, Block
 from kernbench.simulation.memory.tensor_queries import listed_tensors
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.values import known_values
-from kernbench.simulation.values.assumptions import default_stand_in, fill
+from kernbench.simulation.values.assumptions import blend, default_stand_in, fill, is_finite, keep_finite
 from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.gpu.tensors.placement import PLAIN, components_of, is_sparse
 from kernbench.torch_backend.hollow.computed_shapes import shapes_by_computing
@@ -192,14 +193,16 @@ class HollowValues:
             size = max([each.numel * (each.dtype.itemsize if on_gpu else 1) for each in made], default=0)
             compute = what is None or size <= self._most(on_gpu, made, kwargs) or gives_whole(made, tensors)
         result = None
+        infinite = False
         if compute:
+            infinite = found.unknown and not all(map(is_finite, operator.written(args, kwargs)))
             try:
                 result = self._computed.compute(call)
             except RuntimeError as error:
                 what = self._of_any_numbers(error, operator, func, args, kwargs, found)
                 compute = False
         if compute:
-            self._mark_computed(operator, args, kwargs, result, unknown=found.unknown)
+            self._mark_computed(operator, args, kwargs, result, unknown=found.unknown, infinite=infinite)
             if on_gpu:
                 keep_whole(device, result, tensors)
             return result
@@ -430,12 +433,14 @@ class HollowValues:
         whole = _storage(target).nbytes() if type(target) in PLAIN else target.nbytes
         if value is not None and target.nbytes < whole and target.element_size():
             before = default_stand_in(target.dtype) if stored.stand_in is None else stored.stand_in
-            part = target.nbytes / whole
-            value = before * (1.0 - part) + value * part
+            value = blend(before, value, target.nbytes / whole)
         stored.stand_in = value
 
-    def _mark_computed(self, operator: TorchOperator, args: Any, kwargs: Any, result: Any, *, unknown: bool) -> None:
-        """Results of what is assumed are assumed; those of what is known are known."""
+    def _mark_computed(
+        self, operator: TorchOperator, args: Any, kwargs: Any, result: Any, *, unknown: bool, infinite: bool
+    ) -> None:
+        """Results of what is assumed are assumed, and finite unless ``infinite`` or an operand was not; those of what is known
+        are known."""
         if unknown:
             targets = [*operator.written(args, kwargs), *operator.written_unsaid(args)]
             if operator.writes_all and not any(
@@ -448,6 +453,8 @@ class HollowValues:
                 note.stated, note.missing = False, None
                 if note.stand_in is None:
                     note.stand_in = 0.0
+                if not is_finite(tensor):
+                    keep_finite(tensor, infinite=infinite or _is_given_infinity(args, targets))
 
     # -- what the host reads --------------------------------------------------------------------------------------------
 
@@ -481,6 +488,20 @@ class HollowValues:
             name = {"_local_scalar_dense": "item", "is_nonzero": "bool"}.get(operator.name, operator.name)
             self._assumptions.told(name, device.host.rank, answer, stated=by_itself)
         return answer
+
+
+def _is_given_infinity(values: Any, written: list[torch.Tensor]) -> bool:
+    """Whether an operand that is not ``written`` has what is not finite, as masks have."""
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            if not any(value is each for each in written) and not is_finite(value):
+                return True
+        elif isinstance(value, list | tuple):
+            if _is_given_infinity(value, written):
+                return True
+        elif isinstance(value, float) and math.isinf(value):
+            return True
+    return False
 
 
 def _is_assumed(tensor: torch.Tensor) -> bool:

@@ -15,7 +15,7 @@ import torch
 from kernbench.simulation.memory.storages import NOTE, StorageTable, Stored
 from kernbench.simulation.memory.tensor_queries import plain, storage_of
 from kernbench.simulation.values import known_values
-from kernbench.simulation.values.assumptions import default_stand_in
+from kernbench.simulation.values.assumptions import blend, default_stand_in
 from kernbench.torch_backend.gpu.tensors.placement import PLAIN, wrapped_by
 from kernbench.torch_backend.overloads import OpOverload
 
@@ -70,7 +70,7 @@ def state(storages: StorageTable, tensor: torch.Tensor, values: torch.Tensor) ->
         whole = storage_of(tensor).nbytes()
         part = min(1.0, tensor.nbytes / whole) if whole else 1.0
         before = default_stand_in(tensor.dtype) if note.stand_in is None else note.stand_in
-        note.stand_in = mean if part == 1.0 else before * (1.0 - part) + mean * part
+        note.stand_in = blend(before, mean, part)
     if note.stand_in is None:
         note.stand_in = 0.0
     note.stated = tensor.nbytes == storage_of(tensor).nbytes()
@@ -156,8 +156,7 @@ def _mixed(at: int, name: str, share: Callable[[HollowCall, torch.Tensor], float
         after = None if value is None else _number(value)
         if first is None or before is None or after is None:
             return None
-        part = min(1.0, share(call, first))
-        return before * (1.0 - part) + after * part
+        return blend(before, after, share(call, first))
 
     return rule
 
@@ -221,8 +220,8 @@ def _chosen(call: HollowCall) -> float | None:
     """``where(mask, this, that)``."""
     if len(call.args) < 3:
         return None
-    part, this, that = min(1.0, element_of(call.args[0])), _number(call.args[1]), _number(call.args[2])
-    return None if this is None or that is None else part * this + (1.0 - part) * that
+    this, that = _number(call.args[1]), _number(call.args[2])
+    return None if this is None or that is None else blend(that, this, element_of(call.args[0]))
 
 
 def _both(call: HollowCall) -> float | None:

@@ -22,6 +22,7 @@ from kernbench.input_files import whole_number
 from kernbench.torch_backend.gpu.device import software_versions
 from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus
 from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.process_groups import threads_as_ranks
 from kernbench.torch_backend.relies_on import Reliance
 
 _OWNERS = ("torch.distributed.distributed_c10d", "torch.distributed", "torch.distributed.device_mesh")
@@ -186,7 +187,7 @@ class _Waiting:
         @functools.wraps(stock)
         def init_process_group(*args: object, **kwargs: object) -> Any:
             who = _who(stock, args, kwargs)
-            if self._join is not None and who is not None:
+            if self._join is not None and who is not None and not threads_as_ranks.are_installed():
                 self._become(*who)
             return stock(*args, **kwargs)
 

@@ -19,6 +19,7 @@ from kernbench.simulation.matching.groups import Communicator
 from kernbench.simulation.ranks.locations import user_location
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.gpu.device.devices import HostDevices
+from kernbench.torch_backend.process_groups import threads_as_ranks
 from kernbench.torch_backend.process_groups.futures import Futures
 from kernbench.torch_backend.process_groups.group import SimProcessGroup
 from kernbench.torch_backend.relies_on import Reliance
@@ -123,6 +124,10 @@ class GroupMaker:
         )  # fmt: skip
         return made
 
+    def say(self, sentence: str) -> None:
+        """Have the summary name what is not modelled."""
+        self._simulation.op_costs.unmodelled.say(sentence)
+
     def has_gpus(self) -> bool:
         """Whether the program of the rank that runs sees a GPU."""
         return bool(self._devices.current().visible)
@@ -170,7 +175,10 @@ def make_helper(current: Callable[[], GroupMaker], stock: Callable[..., Any]) ->
         group_desc: str | None = None,
         **later: object,
     ) -> tuple[Any, Any]:
-        if not _is_modelled(str(backend)):
+        of_threads = threads_as_ranks.are_installed()
+        if of_threads:
+            current().say("threads that are ranks in a group of torch's own: their collectives take no time")
+        if of_threads or not _is_modelled(str(backend)):
             return stock(
                 group_size, group_rank, global_ranks_in_group, backend, store, group_name, backend_options, timeout,
                 pg_tag, device_id, group_desc, **later,

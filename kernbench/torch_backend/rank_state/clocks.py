@@ -21,6 +21,7 @@ from typing import Any
 
 from kernbench.defaults import EPOCH
 from kernbench.scheduler.carrier import has_own_thread
+from kernbench.scheduler.crew import current_thread_is_side
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.patches import Patches
 
@@ -59,6 +60,11 @@ _stock = {name: getattr(time, name) for name in (
 
 _parted: list[bool] = []
 """Whether a rank has forked this process: not empty then."""
+
+_FREE_SLEEP = (
+    "a daemon thread of a rank has slept by the machine's clock, which no rank's time follows: it makes others wait too "
+    "little (threading.Timer, event loops and threads that are no daemons sleep in the rank's time)"
+)
 
 NAP = 2e-3
 """Seconds of the machine's time that a sleep takes at most in a process that a rank has forked."""
@@ -125,6 +131,8 @@ class RankClock:
         elif simulation.world.is_beside and simulation.scheduler.live_count and seconds >= 0:
             simulation.threads.go_on_for(seconds or POLL_STEP)
         elif simulation.scheduler.current_rank() is None:
+            if current_thread_is_side():
+                simulation.remarks.setdefault(_FREE_SLEEP)
             _stock["sleep"](seconds)
         elif seconds < 0:
             raise ValueError("sleep length must be non-negative")

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from kernbench.scheduler.carrier import current_carrier
-from kernbench.scheduler.crew import acting_crew, current_member, is_in_rank
+from kernbench.scheduler.crew import acting_crew, acts_for_a_rank, current_member, is_in_rank
 from kernbench.simulation.time.rank_threads import Notice, RankThreads
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
@@ -100,10 +100,13 @@ def _selects(
     @functools.wraps(stock)
     def select(self: Any, timeout: float | None = None) -> Any:
         crew = acting_crew()
+        if crew is None and current_member() is not None and _watches_itself(self) and acts_for_a_rank():
+            crew = acting_crew()  # a loop that a daemon runs: what it waits for is the rank's
         takes_no_turns = not is_in_rank() or (crew is None and current_member() is not None)
         if takes_no_turns or (timeout is not None and timeout <= 0):
             return stock(self, timeout)
-        if timeout is not None and _watches_itself(self) and (crew is None or not threads.has_free(crew)):
+        by_threads = timeout is not None if crew is None else not threads.has_free(crew)
+        if by_threads and _watches_itself(self):
             return stock(self, 0) or _in_virtual_time(self, timeout, alone=crew is None)
         if crew is None and current_carrier() is None:
             found = stock(self, timeout)
@@ -114,8 +117,8 @@ def _selects(
             time.sleep(timeout)
         return found
 
-    def _in_virtual_time(selector: Any, seconds: float, *, alone: bool) -> Any:
-        if alone:
+    def _in_virtual_time(selector: Any, seconds: float | None, *, alone: bool) -> Any:
+        if alone and seconds is not None:
             time.sleep(seconds)
         else:
             notice = waiting[selector] = threads.notice("events")

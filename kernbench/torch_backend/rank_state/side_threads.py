@@ -8,6 +8,7 @@ A pool may be used by several ranks: a call is the business of the rank that mad
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import multiprocessing.pool
 import multiprocessing.resource_sharer
@@ -160,7 +161,8 @@ class SideThreads:
     def _start_side(self, crew: Crew, thread: threading.Thread) -> None:
         begin = functools.partial(self._threads.begin, crew, thread.name, thread.daemon, thread)
         end = self._ends[thread] = _End(self._threads, running=1)
-        if thread.daemon:
+        free = thread.daemon and not _waits_for_the_rank(thread)
+        if free:
             self.before_daemons()
             self.before_daemons = _nothing
             member = self._member(crew, lambda: _Ending(_asking(self._threads, begin), end))
@@ -170,12 +172,12 @@ class SideThreads:
             acts_for_a_rank()  # turns begin in a turn, and a daemon may have none yet
             turns = begin(ready=True)
             member = self._member(crew, lambda: _Ending(turns, end))
-            crew.threads = [each for each in crew.threads if each.is_alive()] + [thread]
+            crew.threads = [each for each in crew.threads if each.is_alive()] + [thread] * (not thread.daemon)
         body = _told(thread)
 
         def run() -> None:
             with suppress(_Ended):
-                member(body, at_once=not thread.daemon)
+                member(body, at_once=not free)
             if end.running:  # it has taken no turns
                 end.over()
 
@@ -303,6 +305,12 @@ class SideThreads:
         turns = self._threads.begin(crew, f"{name} in a pool", False, None, ready=False)
         pool.add(turns)
         return self._member(crew, lambda: _Ending(turns, pool))
+
+
+def _waits_for_the_rank(thread: threading.Thread) -> bool:
+    """Whether the first that a thread does is to wait for the rank's time or its other threads: a timer, an event loop."""
+    loop = getattr(getattr(thread, "_target", None), "__self__", None)
+    return isinstance(thread, threading.Timer) or isinstance(loop, asyncio.AbstractEventLoop)
 
 
 def _serves_descriptors(thread: threading.Thread) -> bool:

@@ -27,6 +27,7 @@ from .program import (
 )
 from .tree import Function, Op, Region, RegionBlock
 from .types import Ty
+from .written import written_arguments
 
 
 class _Lowering:
@@ -82,7 +83,9 @@ class _Lowering:
             warp_size=self.warp_size,
         )
         mark_meetings(program)
-        return analysis.finish(program, self.types)
+        analysis.finish(program, self.types)
+        program.written = written_arguments(program)
+        return program
 
     def region_blocks(
         self, region: Region, code: BasicBlock, on_return: list[tuple[Jump, list[int]]] | None

@@ -214,6 +214,45 @@ def test_large_values_are_finite():
     assert run(body)[0] == [True, False, False]
 
 
+MASK = -float("inf")
+
+
+def assumed_ones() -> torch.Tensor:
+    return torch.ones(4, 4, device="cuda") * large().max()
+
+
+BY_ASSUMED: dict[str, tuple[Callable[[], torch.Tensor], bool]] = {
+    "logarithm of a difference": (lambda: (assumed_ones() - assumed_ones()).log(), True),
+    "quotient by a difference": (lambda: 1 / (assumed_ones() - assumed_ones()), True),
+    "in place": (lambda: assumed_ones().sub_(1).log_(), True),
+    "by a spread": (lambda: assumed_ones() / assumed_ones().std(), True),
+    "overflow": (lambda: (assumed_ones().half() * 300) * 300, True),
+    "all masked": (lambda: assumed_ones().masked_fill(torch.ones(4, device="cuda") > 0, MASK).softmax(-1), True),
+    "entropy of masked": (
+        lambda: (p := (assumed_ones() + torch.eye(4, device="cuda").log()).softmax(-1)) * p.log(),
+        True,
+    ),
+    "large and masked nowhere": (lambda: large().masked_fill(torch.zeros(LARGE, device="cuda") > 0, MASK), True),
+    "large and masked somewhere": (lambda: large().masked_fill(large() > 0.5, MASK), True),
+    "masked": (lambda: assumed_ones().masked_fill(torch.eye(4, device="cuda") > 0, MASK), False),
+    "masked in place": (lambda: torch.eye(4, device="cuda").log().add_(assumed_ones()), False),
+    "masked by a sum": (lambda: assumed_ones() + torch.eye(4, device="cuda").log(), False),
+    "masked and scaled in place": (lambda: (assumed_ones() + torch.eye(4, device="cuda").log()).div_(0.7), False),
+}
+"""What is computed with assumed numbers, and whether it is finite: masks stay."""
+
+
+@pytest.mark.parametrize("name", BY_ASSUMED)
+def test_assumed_numbers_are_finite_where_no_mask_is(name):
+    body, finite = BY_ASSUMED[name]
+
+    def looks() -> list[bool]:
+        x = body()
+        return [bool(x.isnan().any()), bool(x.isinf().any()), bool(torch.isfinite(x).all())]
+
+    assert run(looks)[0] == [False, not finite, finite]
+
+
 def test_fresh_tensors_count_their_bytes_in_both_modes():
     def body() -> dict[str, tuple[int, int]]:
         made = {
