@@ -62,24 +62,42 @@ class PhysicalMemory:
 
     Args:
         capacity: bytes that they may reserve, together.
+        base: the first address.
+        reclaim: gives back what processes have left that have ended.
     """
 
-    def __init__(self, capacity: int, base: int) -> None:
+    def __init__(self, capacity: int, base: int, reclaim: Callable[[], object] = lambda: None) -> None:
         self.capacity = capacity
         self.reserved = 0
-        self._next = base
+        self.next_address = base
+        self._reclaim = reclaim
 
     def take(self, nbytes: int) -> bool:
         """Reserve physical memory; whether there is any left."""
         if self.reserved + nbytes > self.capacity:
-            return False
+            self._reclaim()
+            if self.reserved + nbytes > self.capacity:
+                return False
         self.reserved += nbytes
         return True
 
+    def give_back(self, nbytes: int) -> None:
+        """Memory that was reserved is free again."""
+        self.reserved -= nbytes
+
+    def occupy(self, name: str, nbytes: int) -> None:
+        """A library of a process takes memory besides, named by what it is for."""
+        self.capacity -= nbytes
+
+    @property
+    def free(self) -> int:
+        """Bytes that are unreserved."""
+        return max(0, self.capacity - self.reserved)
+
     def addresses(self, nbytes: int) -> int:
         """Addresses that are unused so far, aligned to 2 MiB."""
-        address = self._next
-        self._next += -(-nbytes // ROUND_LARGE) * ROUND_LARGE
+        address = self.next_address
+        self.next_address += -(-nbytes // ROUND_LARGE) * ROUND_LARGE
         return address
 
 
@@ -476,7 +494,7 @@ class CachingAllocator:
         self._trace_segment("segment_free", extent)
         extent.pool.remove(extent)
         del self._heads[extent.address]
-        self.device.reserved -= extent.size
+        self.device.give_back(extent.size)
         self._count_segment(extent, extent.size, -1)
 
     def _give_back_oversize(self, pool: Pool, size: int) -> bool:
@@ -602,7 +620,7 @@ class CachingAllocator:
         self._trace_segment("segment_unmap", extent)
         extent.mapped = extent.idle = False
         self._join(extent)
-        self.device.reserved -= end - begin
+        self.device.give_back(end - begin)
         self._count_segment(extent, end - begin, -1)
         if extent.prev is None and extent.next is None:
             del self._heads[extent.address]

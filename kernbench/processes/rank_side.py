@@ -18,6 +18,7 @@ from greenlet import getcurrent
 from kernbench.errors import KernbenchError
 from kernbench.processes.channel import Wire
 from kernbench.processes.payload import Posted
+from kernbench.processes.shared_devices import DeviceShare
 from kernbench.processes.shared_memory import SharedMemory
 from kernbench.processes.thread_side import ThreadSide
 from kernbench.processes.uplink import Uplink
@@ -26,7 +27,7 @@ from kernbench.sim_engine import Condition, Operation
 from kernbench.simulation.matching.groups import USES, CallPlan, Communicator
 from kernbench.simulation.matching.matcher import shapes_given
 from kernbench.simulation.matching.messages import CONNECTION, Message, MessageRoute, note_tail
-from kernbench.simulation.memory.process_memory import ProcessMemory
+from kernbench.simulation.memory.process_memory import OtherProcess, ProcessMemory
 from kernbench.simulation.memory.tensor_queries import storage_of
 from kernbench.simulation.ranks.hosts import Host
 from kernbench.simulation.ranks.locations import Location, user_location
@@ -46,7 +47,7 @@ CROSSES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("matcher.mailbox", ("post",)),
     ("world.communicators", ("of", "ask_for", "drive")),
     ("hosts", ("current", "current_rank")),
-    ("memories", ("open",)),
+    ("memories", ("open", "device", "others")),
     ("scheduler", ("current_rank", "pause")),
     ("drain", ("pending", "until")),
     ("assumptions", ("add", "left_out", "used")),
@@ -72,6 +73,8 @@ class RankSide(Uplink):
         self._sequences: Counter[int] = Counter()
         self._flushing = False
         self._told_stopped = False
+        self._device_shares: dict[int, DeviceShare] = {}
+        self.shares = self._shares
 
     def install(self) -> None:
         """From here on this process's copy of the simulation is the rank's."""
@@ -84,6 +87,7 @@ class RankSide(Uplink):
         ThreadSide(self).install()
         self.signals.install()
         self._stock_memories = simulation.memories.open
+        self._stock_device = simulation.memories.device
         self._stock_communicators = simulation.world.communicators.of
         for path, names in CROSSES:
             owner: Any = simulation
@@ -152,10 +156,27 @@ class RankSide(Uplink):
         self._deferred = still
 
     def _memories_open(self, host: Host, sip: int, index: int) -> ProcessMemory:
-        """Here; there, an empty one keeps its place in the log until the rank leaves what reports need of it."""
-        made = self._stock_memories(host, sip, index)
+        """Here; there, an empty one keeps its place in the log until the rank leaves what reports need of it. Of a SIP that is
+        another rank's by default it has to be known at once whether others use it."""
+        made, device = self._stock_memories(host, sip, index), self._memories_device(sip)
         self.cast("memory", sip, index)
+        device.told = True
+        if sip != self.simulation.hosts.sips[self.rank] and self.has_turn:
+            self.call("unreserved", sip)
         return made
+
+    def _memories_device(self, sip: int) -> DeviceShare:
+        found = self._device_shares.get(sip)
+        if found is None:
+            found = self._device_shares[sip] = DeviceShare(self, sip, self._stock_device(sip))
+        return found
+
+    def _memories_others(self, memory: ProcessMemory) -> list[OtherProcess]:
+        """There, where what all have is known."""
+        return self._memories_device(memory.ledger.sip).others()
+
+    def _shares(self, sip: int) -> None:
+        self._device_shares[sip].shared = True
 
     def _hosts_current(self) -> Host:
         """The rank's, in whatever thread."""

@@ -24,6 +24,7 @@ from kernbench.processes.channel import Portable, portable, restored
 from kernbench.processes.posted import PostedOperation
 from kernbench.processes.process_results import Legacy
 from kernbench.processes.rank_process import Away, RankDiedError, RankProcess, RankProcesses
+from kernbench.processes.shared_devices import DeviceAccounts
 from kernbench.processes.shared_memory import SharedRegion
 from kernbench.processes.timekeeper import Timekeeper
 from kernbench.processes.uplink import LOOK, SETTLE
@@ -108,11 +109,14 @@ class Relay:
         self._notices: dict[int, Notice] = {}
         self._found: dict[int, deque[Any]] = {SETTLE: deque(), LOOK: deque()}
         self._has_free = False
+        self._overdrawn: BaseException | None = None
+        devices = DeviceAccounts(simulation, self._me, child.wire, self._overdraw)
         self._handlers: dict[str, Callable[..., Any]] = {
             "submit": self._submit, "computed": self._computed, "let_wait": self._let_wait, "group": self._group,
             "post": self._post, "message": self._message, "limit": self._limit, "monitor": self._monitor,
             "released": self._release, "step": self._step, "stopped": self._stopped, "store": self._store_given,
-            "call": self._call, "write": self._write, "memory": self._memory, "leave": self._leave,
+            "call": self._call, "write": self._write, "memory": devices.open, "leave": self._leave,
+            "reserved": devices.reserved, "occupied": devices.occupied,
             "thread": self._thread, "tell": self._tell, "watch": self._watch,
             "linger": partial(simulation.threads.linger, self._rank),
             "assumed": simulation.assumptions.add, "left_out": simulation.assumptions.left_out,
@@ -126,6 +130,7 @@ class Relay:
             "finish_stream": reads.finish_stream, "synchronize": self._synchronize, "look": polls.look,
             "move": simulation.disks.move,
             "pause": simulation.scheduler.pause, "store": self._store, "come_back": self._come_back,
+            "reserve": devices.reserve, "unreserved": devices.unreserved, "others": devices.others,
             "await_thread": self._await_thread, "meet": self._meet, "ask_for": self._ask_for, "drive": self._drive,
         }  # fmt: skip
 
@@ -368,6 +373,9 @@ class Relay:
             if lane.late is not None:
                 late, lane.late = lane.late, None
                 raise late
+            if self._overdrawn is not None:
+                late, self._overdrawn = self._overdrawn, None
+                raise late
             value = self._calls[name](*args)
             if self._keeper is not None and self._keeper.active:
                 self._keep_pace()
@@ -471,6 +479,8 @@ class Relay:
         if lane.late is not None:
             raise lane.late
         if error is None:
+            if self._overdrawn is not None:
+                raise self._overdrawn
             return
         raised = restored(error)
         if (
@@ -481,8 +491,9 @@ class Relay:
             raise raised
         raise RaisedElsewhere(raised, trace)
 
-    def _memory(self, sip: int, index: int) -> None:
-        self._simulation.memories.open(self._me, sip, index)
+    def _overdraw(self, error: BaseException | None) -> None:
+        """The rank has more of a GPU than there is, beside others; None: it has no more."""
+        self._overdrawn = error
 
     def _write(self, which: str, text: str) -> None:
         if (stream := getattr(sys, which)) is not None:  # it is closed

@@ -41,6 +41,10 @@ LOOK = -2
 """Likewise: it wants to know whether what a thread waits for is ready."""
 
 
+SHARED = -3
+"""Likewise: it says that another process uses a SIP, too; there is no answer."""
+
+
 class _Numbered(threading.local):
     number: int | None = None
 
@@ -92,6 +96,7 @@ class Uplink:
         signals: whose handlers do not run in the middle of what is said.
         settle: gives what threads have to say that take no turns.
         looks: whether what threads wait for is ready, by the numbers of their calls.
+        shares: marks a SIP as one that other processes use, too.
     """
 
     def __init__(self, simulation: Simulation, rank: int, wire: Wire, shared: SharedMemory) -> None:
@@ -111,6 +116,7 @@ class Uplink:
         self.turn = _Numbered()
         self.settle: Callable[[bool], list[tuple[Any, ...]]] = lambda _: []
         self.looks: dict[int, Callable[[], bool]] = {}
+        self.shares: Callable[[int], None]
         self._turns = allocate_lock()
         self._replies: dict[int, tuple[Any, ...]] = {}
         self._waiting: dict[int, Any] = {}
@@ -196,13 +202,15 @@ class Uplink:
             number, *reply = self._wire.receive()
         except (EOFError, OSError):
             gone()
-        if number in (SETTLE, LOOK):
+        if number == SHARED:
+            self.shares(*reply)
+        elif number in (SETTLE, LOOK):
             told = self.settle(*reply) if number == SETTLE else self.looks[reply[0]]()
             with self._lock:
                 self._wire.send((number, told))
         with self._turns:
             self._reads = None
-            if number not in (SETTLE, LOOK):
+            if number >= 0:
                 self._replies[number] = tuple(reply)
                 if number != self.turn.number and number in self._waiting:
                     _wake(self._waiting[number])

@@ -69,6 +69,7 @@ OF_SEVERAL_RANKS = (
     "group_of_each_nodes_own_ranks",
     "group_made_by_its_members",
     "messages_before_all_have_met",
+    "state_of_all_ranks_on_the_first_gpu",
 )
 """Programs whose fault is in what ranks share beside a collective's members."""
 

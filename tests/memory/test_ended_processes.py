@@ -1,4 +1,4 @@
-"""What ranks that have ended leave on a GPU: their tensors that are still referenced, and nothing of CUDA or NCCL."""
+"""What ranks that have ended leave on a GPU: nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.distributed as dist
 import kernbench
 
 
-def test_what_cuda_and_nccl_took_is_free_though_a_tensor_is_kept() -> None:
+def test_all_is_free_though_a_tensor_is_kept() -> None:
     kept: list[torch.Tensor] = []
     free: list[int] = []
 
@@ -24,4 +24,4 @@ def test_what_cuda_and_nccl_took_is_free_though_a_tensor_is_kept() -> None:
         for _ in range(3):
             ctx.multiprocessing.spawn(worker, nprocs=1)
         assert [tensor.sum().item() for tensor in kept] == [1 << 20] * 3
-    assert [before - after for before, after in itertools.pairwise(free)] == [20 << 20] * 2
+    assert [before - after for before, after in itertools.pairwise(free)] == [0, 0]

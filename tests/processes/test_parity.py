@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import importlib
+import inspect
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import torch.distributed as dist
 import triton
 import triton.language as tl
 
+import kernbench
 from kernbench.simulation.active_simulation import current_simulation
 from tests.parity import gpu_programs, programs
 from tests.processes.outcomes import assert_equal, outcome
@@ -325,3 +327,53 @@ def test_triton_kernels_compute_the_same(capsys):
         found = outcome(worker, isolation, WORLD, lambda: capsys.readouterr().out)
         seen.append([(*operation[:5], *operation[10:11]) for operation in found.operations])
     assert seen[0] == seen[1]
+
+
+def test_ranks_of_one_gpu_share_its_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    def worker(rank: int) -> None:
+        dist.init_process_group("gloo")
+        torch.cuda.set_device(rank // 3)  # three of them on the first GPU, which is the first one's own
+        held = torch.empty((15 + rank) << 30, dtype=torch.uint8, device="cuda")
+        print(rank, "begins", torch.cuda.mem_get_info())
+        dist.barrier()
+        if rank == 1:
+            try:
+                torch.empty(60 << 30, dtype=torch.uint8, device="cuda")
+            except torch.OutOfMemoryError as error:
+                print(error, *error.__notes__)
+        dist.barrier()
+        if rank == 2:
+            del held
+            torch.cuda.empty_cache()
+        dist.barrier()
+        if rank == 0:  # some of it is cached, and goes back for the rest
+            del held
+            held = torch.empty(40 << 30, dtype=torch.uint8, device="cuda")
+        dist.barrier()
+        print(rank, "ends", torch.cuda.mem_get_info())
+        if rank == 1:
+            return
+        time.sleep(1)
+        print(rank, "is left", torch.cuda.mem_get_info(), held_bytes())
+
+    def held_bytes() -> int:
+        return torch.cuda.memory_reserved()
+
+    both(worker, capsys, enable_data=False)
+
+
+def test_memory_that_another_rank_had_taken_unheard_is_reported() -> None:
+    def worker(rank: int) -> None:
+        torch.cuda.set_device(0)
+        time.sleep(1 - rank)
+        held = torch.empty(50 << 30, dtype=torch.uint8, device="cuda")  # the first one has not heard of the other then
+        time.sleep(2)
+        del held
+
+    with kernbench.simulate("dgx_h100", enable_data=False) as ctx, pytest.raises(kernbench.SpawnException) as failed:
+        ctx.multiprocessing.spawn(worker, nprocs=2, isolation="process")
+    error = failed.value.errors[0]
+    assert isinstance(error, torch.OutOfMemoryError)
+    line = inspect.getsourcelines(worker)[1] + 3
+    assert f"test_parity.py:{line} in worker it reserved 50.00 GiB of GPU 0" in str(error)
+    assert "beside its own 755.00 MiB; rank 1 has 50.74 GiB" in str(error)

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -115,6 +115,20 @@ class SettledPool(Protocol):
         """Give back what recordings alone hold."""
 
 
+class OtherProcess(NamedTuple):
+    """Another process that has memory of a SIP.
+
+    Attributes:
+        rank: its rank; None: main.
+        on_device: bytes that it has there, whatever for.
+        reserved: bytes that its allocator has there.
+    """
+
+    rank: int | None
+    on_device: int
+    reserved: int
+
+
 _FREE_AGAIN = ("free again", "not yet")
 
 
@@ -164,6 +178,8 @@ class ProcessMemory:
         history: of the allocator, if the program records it.
         graph_pools: memory of its CUDA graphs, by the pool's number.
         seeds: what generators that such graphs draw from have there, by the generator's identity.
+        left: whether the process has ended.
+        when_shared: called when another process begins to use the SIP, too.
     """
 
     def __init__(self, memories: ProcessMemories, host: Host, sip: int, index: int) -> None:
@@ -188,10 +204,11 @@ class ProcessMemory:
         self._opened: set[str] = set()
         self._workspace_sizes = memories.workspace_sizes
         self._closed = False
-        self._has_overhead = True
+        self.left = False
         self._noticeable = 1
         self._now = memories.main_clock if host.rank is None else None
         self._refresh = memories.refresh
+        self.when_shared: Callable[[], object] = _not_told
         self.set_limit()
 
     def take(self, nbytes: int) -> Entry | None:
@@ -345,13 +362,16 @@ class ProcessMemory:
     @property
     def free(self) -> int:
         """Bytes that are unreserved there."""
-        return max(0, self.device.capacity - self.device.reserved)
+        return self.device.free
 
     @property
     def told(self) -> tuple[int, int]:
         """Bytes that are free, and all, as shown to a program that sizes its caches by them: of a SIP that has just what the
         simulation lets each process reserve, besides what CUDA and its libraries take. Where more may be reserved than the
         SIP has, what it has."""
+        memories = self._memories()
+        if memories is not None:
+            memories.reclaim()
         free = max(0, self.free - self._beyond)
         if self._most is None:
             return free, self.total
@@ -377,19 +397,25 @@ class ProcessMemory:
             NCCL_CONNECTION * NCCL_RING_CHANNELS,
         )
         if self._counts_overhead:
-            self.overhead.add(name, nbytes)
-            self.device.capacity -= nbytes
+            self.occupy(name, nbytes)
+
+    def occupy(self, name: str, nbytes: int) -> None:
+        """A library takes memory, named by what it is for."""
+        self.overhead.add(name, nbytes)
+        self.device.occupy(name, nbytes)
 
     @property
     def on_device(self) -> int:
         """Bytes that the process has on the SIP, whatever for."""
-        return self.allocator.reserved + (self.overhead.total if self._has_overhead else 0)
+        return self.allocator.reserved + self.overhead.total
 
-    def give_back_overhead(self) -> None:
-        """The process has ended: CUDA and its libraries have nothing there any more. Idempotent."""
-        if self._has_overhead and self.device.capacity < _UNLIMITED:
-            self.device.capacity += self.overhead.total
-        self._has_overhead = False
+    def leave(self) -> None:
+        """The process has ended, and has nothing there any more. What tensors are left can still be read, and freed."""
+        self.left = True
+        self.device.give_back(self.allocator.reserved)
+        self.device.capacity += self.overhead.total
+        self.device = self.allocator.device = PhysicalMemory(sys.maxsize, 0)
+        self.device.reserved = self.allocator.reserved
 
     # -- reports -----------------------------------------------------------------------------------------------------
 
@@ -406,33 +432,26 @@ class ProcessMemory:
         frame = sys._getframe(2)
         owners = memories.owners
         number = self.index if owners is None else owners.number(self.ledger.sip)
+        free = self.free
         for observer in memories.observers_of(host):
-            observer(number, nbytes, allocator.allocated, self.free)
-        others = [each for each in memories.opened if each.device is self.device and each is not self]
+            observer(number, nbytes, allocator.allocated, free)
+        others = memories.others(self)
         error = torch.OutOfMemoryError(
             out_of_memory_message(
-                wanted=wanted, capacity=self.total, free=self.free,
-                device=number,
-                mine=self.on_device,
-                others={
-                    pid_of(-1 if each.host.rank is None else each.host.rank): each.on_device
-                    for each in others if each.allocator.reserved
-                },
+                wanted=wanted, capacity=self.total, free=free, device=number, mine=self.on_device,
+                others={pid_of(-1 if each.rank is None else each.rank): each.on_device for each in others},
                 platform=self._platform, allowed=allocator.limit, allocated=allocator.allocated, reserved=allocator.reserved,
             )
         )  # fmt: skip
         self.claim_all()
-        room = self.free if allocator.limit is None else min(self.free, allocator.limit - allocator.reserved)
+        room = free if allocator.limit is None else min(free, allocator.limit - allocator.reserved)
         report = OutOfMemoryReport(
             rank=host.rank, step=host.step, operation="" if owners is None else owners.operation(frame),
             place=location_of(frame), requested=nbytes, wanted=wanted, room=max(room, 0), allocated=allocator.allocated,
             reserved=allocator.reserved, limit=allocator.limit, capacity=self.total, overhead=dict(self.overhead.parts),
             world=memories.world_size, scales=host.phase % PHASES != STEP, settings=allocator.settings.text,
             composition=Composition.of(self.ledger.alive()),
-            others={
-                each.host.rank: each.allocator.reserved
-                for each in others if each.host.rank is not None and each.allocator.reserved
-            },
+            others={each.rank: each.reserved for each in others if each.rank is not None},
             pieces=tuple(allocator.pieces()), program=ProgramState() if owners is None else owners.state(host, frame),
         )  # fmt: skip
         error.memory_report = report  # type: ignore[attr-defined]
@@ -491,7 +510,8 @@ class ProcessMemories:
         """The memory that all processes on a SIP share."""
         found = self._devices.get(sip)
         if found is None:
-            found = self._devices[sip] = PhysicalMemory(self._enforced, _BASE + sip * _PER_SIP)
+            reclaim = functools.partial(_reclaim, weakref.ref(self))  # a device is held by what tensors are left
+            found = self._devices[sip] = PhysicalMemory(self._enforced, _BASE + sip * _PER_SIP, reclaim)
         return found
 
     def new_overhead(self) -> Overhead:
@@ -499,22 +519,35 @@ class ProcessMemories:
         return process_overhead(self._arch) if self.counts_overhead else Overhead()
 
     def open(self, host: Host, sip: int, index: int) -> ProcessMemory:
-        """The memory of a process that has not used this SIP before; those that have ended leave what they cached, and what
-        CUDA and its libraries took. Their tensors that are still referenced stay."""
-        kept = []
-        for each in self.opened:
-            if not self.is_alive(each.host):
-                each.drop_workspaces()
-                each.allocator.empty_cache()
-                each.give_back_overhead()
-                if not each.allocator.reserved:
-                    continue
-            kept.append(each)
-        self.opened = kept
+        """The memory of a process that has not used this SIP before."""
+        self.reclaim()
+        self.opened = [each for each in self.opened if self._is_of_now(each.host)]
         made = ProcessMemory(self, host, sip, index)
         self.opened.append(made)
         self._engine.op_log.ledgers.append(made.ledger)
+        for each in self.opened if self.is_shared(made) else ():
+            if each.device is made.device:
+                each.when_shared()
         return made
+
+    def is_shared(self, memory: ProcessMemory) -> bool:
+        """Whether processes beside that of ``memory`` use its SIP."""
+        found = (each for each in self.opened if each.device is memory.device and each is not memory)
+        return any(self.is_alive(each.host) for each in found)
+
+    def reclaim(self) -> None:
+        """Processes that have ended have nothing any more."""
+        for each in self.opened:
+            if not each.left and not self.is_alive(each.host):
+                each.leave()
+
+    def others(self, memory: ProcessMemory) -> list[OtherProcess]:
+        """Processes beside that of ``memory`` that have reserved memory of its SIP."""
+        return [
+            OtherProcess(each.host.rank, each.on_device, each.allocator.reserved)
+            for each in self.opened
+            if each.device is memory.device and each is not memory and each.allocator.reserved
+        ]
 
     def close(self) -> None:
         """The simulation has ended."""
@@ -537,6 +570,10 @@ class ProcessMemories:
 
     def is_alive(self, host: Host) -> bool:
         """Whether a process has not ended."""
+        return self._is_of_now(host) and (host.rank is None or not self.hosts.has_ended(host.rank))
+
+    def _is_of_now(self, host: Host) -> bool:
+        """Whether a process is main, or of the world that was spawned last."""
         hosts = self.hosts
         return host is hosts.main if host.rank is None else hosts.of_rank.get(host.rank) is host
 
@@ -575,6 +612,15 @@ class ProcessMemories:
     def of(self, host: Host) -> Sequence[ProcessMemory]:
         """What a process has."""
         return [each for each in self.opened if each.host is host]
+
+
+def _not_told() -> None:
+    """Its allocator sees what others have."""
+
+
+def _reclaim(memories: weakref.ref[ProcessMemories]) -> None:
+    if (found := memories()) is not None:
+        found.reclaim()
 
 
 def _nothing_newer(operations: Sequence[Operation]) -> None:

@@ -321,6 +321,12 @@ class Hosts:
         self.inside_kernel = False
         self.order: Order | None = None
         self._rank_by_greenlet = scheduler.rank_by_greenlet
+        self._rank_of_scheduler = scheduler.rank
+
+    def has_ended(self, rank: int) -> bool:
+        """Whether the program of a rank has."""
+        found = self._rank_of_scheduler(rank)
+        return found is not None and not found.live
 
     def add_detour(self) -> None:
         """From now on, all hosts take the whole path."""
