@@ -516,6 +516,10 @@ FUNCTIONS = "set_device", "current_device", "set_stream", "current_stream", "syn
 for function in FUNCTIONS:
     counted(torch.cuda, function)
 
+torch.accelerator.empty_cache()
+torch.accelerator.empty_host_cache()
+assert torch.accelerator.memory_allocated() == torch.accelerator.current_device_index() == 0
+
 before = listed()
 assert before == (torch.cuda.device_count(), torch.cuda.get_device_name(0)), before
 dist.init_process_group("nccl", "tcp://localhost:29511", rank=0, world_size=1)

@@ -42,6 +42,8 @@ RELIES_ON = (
     Reliance("torch.cuda._is_compiled", "programs ask before they count GPUs by the next"),
     Reliance("torch.cuda._device_count_nvml", "they count GPUs by it without using one"),
     Reliance("torch.cuda._lazy_init", "the first use of a GPU calls it, also from C++"),
+    Reliance("torch._C._accelerator_isAllocatorInitialized", "what is asked of a GPU's memory depends on it"),
+    Reliance("torch._C._accelerator_emptyHostCache", "programs give back memory at their end, whether they had any or not"),
 )  # fmt: skip
 
 Join = Callable[[int, int], None]
@@ -112,6 +114,10 @@ def _told(
         yield owner, "is_mpi_available", lambda: True
     for name in ("set_device_index", "set_device_idx"):
         yield torch.accelerator, name, waiting.set_device
+    for name in ("current_device_index", "current_device_idx"):
+        yield torch.accelerator, name, waiting.current_device
+    yield torch._C, "_accelerator_isAllocatorInitialized", lambda: False
+    yield torch._C, "_accelerator_emptyHostCache", lambda: None
 
 
 def _asks_for_torch(frame: FrameType) -> bool:
@@ -167,8 +173,7 @@ class _Waiting:
     def set_device(self, device: Device) -> None:
         """``torch.cuda.set_device``: of the rank that the process may become."""
         if self.joined:
-            in_c: Any = torch._C
-            in_c._cuda_setDevice(device)
+            _names_of_ranks().set_device(device)
             return
         index = self.number(device)
         if index is not None:
@@ -176,7 +181,7 @@ class _Waiting:
 
     def current_device(self) -> int:
         """``torch.cuda.current_device``, likewise."""
-        return int(torch._C._cuda_getDevice()) if self.joined else self.device or 0
+        return int(_names_of_ranks().current_device_index()) if self.joined else self.device or 0
 
     def number(self, device: Device) -> int | None:
         """The number that a device has, None if it is the current one. Raises RuntimeError if there is no such GPU."""
@@ -219,6 +224,12 @@ class _Waiting:
             setattr(module, name, function)
         if self.device is not None:
             torch.cuda.set_device(self.device)
+
+
+def _names_of_ranks() -> Any:
+    from kernbench.torch_backend.gpu.names import cuda_names  # a process that is no rank does without
+
+    return cuda_names
 
 
 def _replaced_by_programs() -> Iterator[tuple[ModuleType, str, FunctionType]]:
