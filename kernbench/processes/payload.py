@@ -131,7 +131,9 @@ class Payloads:
         posted.copied = True
         for run in posted.runs if effect is None or effect.moved else ():
             if run.written and run.whole.numel():
-                run.whole.copy_(self._shared.tensor(run.region))
+                values = self._shared.tensor(run.region)
+                with torch.inference_mode(run.whole.is_inference()):  # it may be another block's
+                    run.whole.copy_(values)
         if effect is not None:
             note(self._storages, *posted.tensors, effect)
         self.drop(posted)

@@ -35,9 +35,11 @@ from kernbench.simulation.ranks.training_steps import StepEnd
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.time.wait_queue import Awaited
 from kernbench.simulation.values.collective_values import that_matter
+from kernbench.triton_engine.signals import Party
 
 CROSSES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("engine", ("submit", "set_duration")),
+    ("signal_timing", ("end_when_known",)),
     ("waits", ("wait", "wait_for_values", "wait_for_first", "block_on", "sleep", "refresh")),
     ("host_reads", ("finish_stream", "synchronize")),
     ("polls", ("look",)),
@@ -68,6 +70,7 @@ class RankSide(Uplink):
     def __init__(self, simulation: Simulation, rank: int, wire: Wire, shared: SharedMemory) -> None:
         super().__init__(simulation, rank, wire, shared)
         self._deferred: list[Operation] = []
+        self._signals: dict[int, tuple[Sequence[int], Sequence[int]]] = {}
         self._groups: list[Communicator] = []
         self._numbers: dict[int, int] = {}  # of groups, by identity: the world's communicators keep them
         self._sequences: Counter[int] = Counter()
@@ -113,6 +116,15 @@ class RankSide(Uplink):
         """Sent there by :meth:`compute`."""
         op.duration = seconds
 
+    def _signal_timing_end_when_known(
+        self, party: Party, seconds: Sequence[float], meets: Sequence[Party], listens_to: Sequence[Party]
+    ) -> None:
+        """There, where it is known when operations start; whom they meet and listen to is the rank's own."""
+        heard = tuple([self.number(op) for each in others for op in each.operations] for others in (meets, listens_to))
+        for op, own in zip(party.operations, seconds, strict=True):
+            op.duration = own
+            self._signals[self.number(op)] = heard[0], heard[1]
+
     def compute(self, wanted: Operation | None = None) -> None:
         """Compute the values of this rank's launches, those of ``wanted`` in any case, and tell what they took."""
         executor = self.simulation.executor
@@ -149,8 +161,9 @@ class RankSide(Uplink):
         still = []
         for op in self._deferred:
             if op.executed:
-                failed = None if op.error is None else str(op.error)
-                self.cast("computed", self.number(op), op.name, op.duration, op.spread, op.nbytes, op.detail, failed)
+                failed, number = None if op.error is None else str(op.error), self.number(op)
+                heard = self._signals.pop(number, None)
+                self.cast("computed", number, op.name, op.duration, op.spread, op.nbytes, op.detail, failed, heard)
             else:
                 still.append(op)
         self._deferred = still

@@ -40,6 +40,7 @@ from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.time.rank_threads import LOOKED_AT, Notice
 from kernbench.simulation.values.collective_values import Brought
 from kernbench.torch_backend.process_groups.stores import CooperativeStore, StoreHost
+from kernbench.triton_engine.signals import Party
 
 _Regions = Sequence[SharedRegion]
 _Fields = tuple[str, int, str, float, float, int, Sequence[Any]]
@@ -516,12 +517,16 @@ class Relay:
 
     def _computed(
         self, number: int, name: str, duration: float | None, spread: tuple[float, float], nbytes: int, detail: Any,
-        failed: str | None,
+        failed: str | None, heard: tuple[Sequence[int], Sequence[int]] | None,
     ) -> None:  # fmt: skip
         op = self._operations[number]
         op.name, op.spread, op.nbytes, op.detail = name, spread, nbytes, detail
         if op.duration is None and duration is not None:
-            self._simulation.engine.set_duration(op, duration)
+            if heard is None:
+                self._simulation.engine.set_duration(op, duration)
+            else:
+                meets, listens_to = ([Party([self._operations[each]]) for each in others] for others in heard)
+                self._simulation.signal_timing.end_when_known(Party([op]), [duration], meets, listens_to)
         op.executed = True
         if failed is not None:  # its rank raises it
             op.observed = True

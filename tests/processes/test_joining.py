@@ -503,17 +503,44 @@ def listed():
     assert library.nvmlDeviceGetName(handle, name, ctypes.c_uint(96)) == 0
     return count.value, name.value.decode()
 
+called = []
+
+def counted(module, name):
+    stock = getattr(module, name)
+    def replaced(*args, **kwargs):
+        called.append(name)
+        return stock(*args, **kwargs)
+    setattr(module, name, replaced)
+
+FUNCTIONS = "set_device", "current_device", "set_stream", "current_stream", "synchronize", "memory_allocated", "_lazy_init"
+for function in FUNCTIONS:
+    counted(torch.cuda, function)
+
+torch.accelerator.empty_cache()
+torch.accelerator.empty_host_cache()
+assert torch.accelerator.memory_allocated() == torch.accelerator.current_device_index() == 0
+
 before = listed()
 assert before == (torch.cuda.device_count(), torch.cuda.get_device_name(0)), before
 dist.init_process_group("nccl", "tcp://localhost:29511", rank=0, world_size=1)
 x = torch.full((4,), 3.0, device="cuda")
 dist.all_reduce(x)
 assert listed() == before
+assert torch.cuda.memory_allocated() >= x.nbytes
+torch.cuda._lazy_init()
+torch.cuda.set_device(1)
+assert torch.cuda.current_device() == torch.empty(1, device="cuda").get_device() == 1
+torch.cuda.set_device(torch.device("cuda", 0))
+side = torch.cuda.Stream()
+with torch.cuda.stream(side):
+    assert torch.cuda.current_stream() == side
+torch.cuda.synchronize()
+assert set(called) == {*FUNCTIONS} and called.count("set_stream") == 2, called
 print(before, x.tolist(), flush=True)
 """
 
 
-def test_a_process_that_only_looks_for_torch_at_first_and_lists_gpus_before_it_joins(tmp_path: Path) -> None:
+def test_a_process_that_looks_for_torch_lists_gpus_and_replaces_functions_before_it_joins(tmp_path: Path) -> None:
     program = tmp_path / "looks_first.py"
     program.write_text(LOOKS_FIRST)
     command = [*RUN, "--", sys.executable, str(program)]

@@ -87,6 +87,24 @@ def test_programs_on_gpus(program, capsys):
     both(worker, capsys)
 
 
+@pytest.mark.parametrize("data", [True, False])
+def test_values_that_come_outside_of_the_mode_in_which_a_tensor_was_made(data, capsys):
+    def worker(rank: int) -> None:
+        torch.cuda.set_device(rank)
+        dist.init_process_group("nccl")
+        with torch.inference_mode():
+            served = torch.full((4,), float(rank), device="cuda")
+            work = dist.all_reduce(served, async_op=True)
+            every = torch.empty(WORLD, dtype=torch.int64, device="cuda")
+            gathered = dist.all_gather_into_tensor(every, torch.tensor([rank], device="cuda"), async_op=True)
+        work.wait()
+        gathered.wait()
+        print(every.tolist(), *(served.tolist() if data else ()))
+        dist.destroy_process_group()
+
+    both(worker, capsys, enable_data=data)
+
+
 _QUICK = ("fsdp2", "expert_parallel", "pipeline_and_data")
 
 

@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symm_mem
+import triton
+import triton.language as tl
 
 import kernbench
 from tests.processes.outcomes import assert_equal, outcome
@@ -76,3 +78,34 @@ def test_what_reaches_into_peers_is_refused() -> None:
 
     with kernbench.simulate("dgx_h100") as ctx:
         ctx.multiprocessing.spawn(worker, nprocs=2, isolation="process")
+
+
+@triton.jit
+def _count(word_ptr, out_ptr):
+    before = tl.load(word_ptr)
+    tl.store(word_ptr, before + 1)
+    tl.store(out_ptr, before)
+
+
+def _reads_own_words(rank: int) -> None:
+    torch.cuda.set_device(rank)
+    dist.init_process_group("nccl")
+    buffer, _ = _meet()
+    buffer.fill_(float(rank))
+    out = torch.empty(3, device="cuda")
+    side = torch.cuda.Stream()
+    _count[(1,)](buffer, out)
+    _count[(1,)](buffer, out[1:])
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        _count[(1,)](buffer, out[2:])
+    torch.cuda.synchronize()
+    print(out.tolist())
+
+
+def test_kernels_that_read_what_others_of_their_rank_wrote_end(capsys: pytest.CaptureFixture[str]) -> None:
+    carriers, processes = (
+        outcome(_reads_own_words, isolation, WORLD, lambda: capsys.readouterr().out)
+        for isolation in ("carrier", "process")
+    )
+    assert_equal(processes, carriers)

@@ -16,6 +16,7 @@ from torch import nn
 
 from kernbench.commands.run import command
 from kernbench.torch_backend.rank_state import replaced_attributes
+from kernbench.torch_backend.rank_state.plain_files import PlainFiles, place
 
 PATCHES = '''
 """Wraps what is there, as programs do that count, scale or communicate."""
@@ -144,3 +145,61 @@ def test_what_fails_fails_as_before() -> None:
     with pytest.raises(TypeError, match="cannot set 'x' attribute of immutable type 'int'") as raised:
         exec(code, {})
     assert raised.traceback[-1].lineno == 3  # counted from 0
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of packages, with a cache of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(replaced_attributes, "_plain", PlainFiles(replaced_attributes.__file__))
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    return folder
+
+
+def looked_at(file: Path) -> bool:
+    """Whether a process that starts finds statements in a file."""
+    replaced_attributes._found.cache_clear()
+    replaced_attributes._plain = PlainFiles(replaced_attributes.__file__)
+    loader = replaced_attributes.PartingLoader(file.stem, str(file))
+    code = loader.get_code(file.stem)
+    assert code is not None
+    return "__kernbench_part__" in code.co_names
+
+
+def test_installed_files_are_looked_through_once(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, replaces = installed / "plain.py", installed / "replaces.py"
+    plain.write_text("import torch\ntorch.nothing\nstate.value = 1\n")
+    replaces.write_text("import torch\ntorch.load = 1\n")
+    own = installed.parent / "own.py"
+    own.write_text("value = 1\n")
+    assert [looked_at(file) for file in (plain, replaces, own)] == [False, True, False]
+    assert len(place().read_bytes().splitlines()) == 1
+    assert looked_at(replaces)
+
+    looks = []
+    monkeypatch.setattr(replaced_attributes, "may_replace", lambda source: bool(looks.append(source)))
+    assert not looked_at(plain)
+    assert not looks
+
+
+def test_a_file_that_has_changed_is_looked_through_again(installed: Path) -> None:
+    plain = installed / "plain.py"
+    plain.write_text("import torch\ntorch.load(0)\n")
+    assert not looked_at(plain)
+    plain.write_text("import torch\ntorch.load = 0\n")
+    assert looked_at(plain)
+
+
+def test_lines_that_are_broken_are_no_files(installed: Path) -> None:
+    replaces, plain = installed / "replaces.py", installed / "plain.py"
+    replaces.write_text("import torch\ntorch.load = 0\n")
+    plain.write_text("import torch\n")
+    place().parent.mkdir(parents=True)
+    place().write_bytes(b"\n\nabc\xff\n")
+    assert looked_at(replaces)
+    assert not looked_at(plain)
+    assert not looked_at(plain)
+    assert len(place().read_bytes().split()) == 2
+    place().chmod(0)  # unless it is root's
+    assert not looked_at(plain)

@@ -52,6 +52,12 @@ class SignalTiming:
         listens_to = [other for other in party.heard if other not in meets]
         if party.met:
             meets.append(party)
+        self.end_when_known(party, seconds, meets, listens_to)
+
+    def end_when_known(
+        self, party: Party, seconds: Sequence[float], meets: Sequence[Party], listens_to: Sequence[Party]
+    ) -> None:
+        """End its operations once that is known: whom they meet and listen to is."""
         self._open.append(_Open(party, seconds, meets, listens_to))
         self.settle()
 

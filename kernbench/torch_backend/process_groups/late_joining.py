@@ -9,7 +9,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from types import FrameType, SimpleNamespace
+from types import FrameType, FunctionType, ModuleType, SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlparse
 
@@ -27,6 +27,11 @@ from kernbench.torch_backend.relies_on import Reliance
 
 _OWNERS = ("torch.distributed.distributed_c10d", "torch.distributed", "torch.distributed.device_mesh")
 
+_REPLACED = ("torch.cuda", "torch.cuda.memory", "torch.cuda.random", "torch.accelerator", "torch.accelerator.memory")
+"""Modules whose functions call what C++ has of a GPU."""
+
+_ROOTS = frozenset({"torch", __name__.partition(".")[0]})
+
 RELIES_ON = (
     *(
         Reliance(f"{owner}.init_process_group", "its caller there learns first that the process is a rank", parameters=(
@@ -38,6 +43,8 @@ RELIES_ON = (
     Reliance("torch.cuda._is_compiled", "programs ask before they count GPUs by the next"),
     Reliance("torch.cuda._device_count_nvml", "they count GPUs by it without using one"),
     Reliance("torch.cuda._lazy_init", "the first use of a GPU calls it, also from C++"),
+    Reliance("torch._C._accelerator_isAllocatorInitialized", "what is asked of a GPU's memory depends on it"),
+    Reliance("torch._C._accelerator_emptyHostCache", "programs give back memory at their end, whether they had any or not"),
 )  # fmt: skip
 
 Join = Callable[[int, int], None]
@@ -99,7 +106,7 @@ def _told(
     yield torch.cuda, "_is_compiled", lambda: cuda is not None and not _asks_for_torch(sys._getframe(1))
     yield torch.cuda, "_device_count_nvml", lambda: len(waiting.visible)
     yield torch.cuda, "set_device", waiting.set_device
-    yield torch.cuda, "current_device", lambda: waiting.device or 0
+    yield torch.cuda, "current_device", waiting.current_device
     yield torch.cuda, "_lazy_init", waiting.use
     yield torch.version, "cuda", cuda
     yield torch.cuda.nccl, "version", software_versions.nccl_version
@@ -108,6 +115,10 @@ def _told(
         yield owner, "is_mpi_available", lambda: True
     for name in ("set_device_index", "set_device_idx"):
         yield torch.accelerator, name, waiting.set_device
+    for name in ("current_device_index", "current_device_idx"):
+        yield torch.accelerator, name, waiting.current_device
+    yield torch._C, "_accelerator_isAllocatorInitialized", lambda: False
+    yield torch._C, "_accelerator_emptyHostCache", lambda: None
 
 
 def _asks_for_torch(frame: FrameType) -> bool:
@@ -137,6 +148,7 @@ class _Waiting:
 
     Attributes:
         device: the GPU that it has chosen, None if it has not.
+        joined: whether it has become a rank. What programs had put around these functions still calls them.
     """
 
     def __init__(
@@ -151,6 +163,7 @@ class _Waiting:
         self._named = named
         self._gpus = gpus
         self.device: int | None = None
+        self.joined = False
 
     @property
     def visible(self) -> tuple[int, ...]:
@@ -160,9 +173,16 @@ class _Waiting:
 
     def set_device(self, device: Device) -> None:
         """``torch.cuda.set_device``: of the rank that the process may become."""
+        if self.joined:
+            _names_of_ranks().set_device(device)
+            return
         index = self.number(device)
         if index is not None:
             self.device = index
+
+    def current_device(self) -> int:
+        """``torch.cuda.current_device``, likewise."""
+        return int(_names_of_ranks().current_device_index()) if self.joined else self.device or 0
 
     def number(self, device: Device) -> int | None:
         """The number that a device has, None if it is the current one. Raises RuntimeError if there is no such GPU."""
@@ -175,6 +195,8 @@ class _Waiting:
 
     def use(self) -> None:
         """The program wants something of a GPU."""
+        if self.joined:
+            return
         who = self._named()
         if self._join is not None and who is not None:
             self._become(*who)
@@ -196,9 +218,29 @@ class _Waiting:
     def _become(self, rank: int, size: int) -> None:
         assert self._join is not None
         join, self._join = self._join, None
+        replaced = [*_replaced_by_programs()]
         join(rank, size)
+        self.joined = True
+        for module, name, function in replaced:
+            setattr(module, name, function)
         if self.device is not None:
             torch.cuda.set_device(self.device)
+
+
+def _names_of_ranks() -> Any:
+    from kernbench.torch_backend.gpu.names import cuda_names  # a process that is no rank does without
+
+    return cuda_names
+
+
+def _replaced_by_programs() -> Iterator[tuple[ModuleType, str, FunctionType]]:
+    """The functions that the program has put in the place of torch's: they stay, and what they call reaches the rank's GPU."""
+    for module in filter(None, map(sys.modules.get, _REPLACED)):
+        for name, value in [*vars(module).items()]:
+            if isinstance(value, FunctionType):
+                package = str(value.__globals__.get("__name__")).partition(".")[0]
+                if package not in _ROOTS:
+                    yield module, name, value
 
 
 def _who(stock: Callable[..., Any], args: Any, kwargs: Any) -> tuple[int, int] | None:

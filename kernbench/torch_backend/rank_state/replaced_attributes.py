@@ -25,6 +25,7 @@ from typing import Any
 
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.rank_state.module_globals import ModuleGlobals
+from kernbench.torch_backend.rank_state.plain_files import PlainFiles
 
 _SET = re.compile(rb"^[ \t]*(?:del[ \t]+)?([A-Za-z_]\w*)(?:\.\w+)+[ \t]*(?:[-+*/|&@]?=(?!=)|$)", re.MULTILINE)
 _CALLED = re.compile(rb"\b(?:set|del)attr\(\s*([A-Za-z_]\w*)")
@@ -110,11 +111,17 @@ def may_replace(source: bytes) -> bool:
 
 def with_parts(tree: ast.Module) -> ast.Module:
     """The tree of a module, with the calls."""
+    _parted(tree)
+    return tree
+
+
+def _parted(tree: ast.Module) -> bool:
+    """Put the calls into a module's tree; whether there are any."""
     calls = _PartingCalls(_imported(tree))
-    tree = calls.visit(tree)
+    calls.visit(tree)
     if calls.found:
         import_names(tree, __name__, _NAMES)
-    return tree
+    return calls.found
 
 
 def import_names(tree: ast.Module, module: str, names: dict[str, str]) -> None:
@@ -193,12 +200,21 @@ def compiled(source: bytes | str, path: str) -> CodeType:
     return code
 
 
+_plain = PlainFiles(__file__)
+
+
 @functools.lru_cache(maxsize=4096)
 def _found(path: str, changed: int, size: int) -> bytes | None:
     """The code of the file at ``path``, marshalled; None if it has no such statement."""
+    line = _plain.line(path, changed, size)
+    if _plain.has(line):
+        return None
     with open(path, "rb") as file:
         source = file.read()
-    return marshal.dumps(compiled(source, path)) if may_replace(source) else None
+    if may_replace(source) and _parted(tree := ast.parse(source, path)):
+        return marshal.dumps(compile(tree, path, "exec", dont_inherit=True))
+    _plain.add(line)
+    return None
 
 
 class PartingLoader(SourceFileLoader):

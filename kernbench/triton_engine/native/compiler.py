@@ -19,6 +19,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from kernbench.own_files import cache_folder
+
 CACHE = "KERNBENCH_TRITON_NATIVE_CACHE"
 _DIGEST = 32
 #: What the processor must have, by its name: the conversion of 16-bit floats.
@@ -95,9 +97,7 @@ def available() -> bool:
 def folder() -> Path:
     """Where object files are kept."""
     chosen = os.environ.get(CACHE)
-    if chosen:
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kernbench" / "native"
+    return Path(chosen) if chosen else cache_folder() / "native"
 
 
 @lru_cache(4096)
