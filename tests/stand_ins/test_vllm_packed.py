@@ -23,6 +23,14 @@ SCHEMAS = {
         "machete_prepack_B( Tensor B, ScalarType a_type, int b_type, ScalarType? group_scales_type) -> Tensor",
         "machete_mm( Tensor A, Tensor B, int b_type, ScalarType? out_type, Tensor? group_scales, Tensor? group_zeros, int? "
         "group_size, Tensor? channel_scales, Tensor? token_scales, str? schedule) -> Tensor",
+        "gptq_gemm(Tensor a, Tensor b_q_weight, Tensor b_gptq_qzeros, Tensor b_gptq_scales, bool use_exllama, bool "
+        "use_v2_format, int bit) -> Tensor",
+        "gptq_shuffle(Tensor! q_weight, int bit) -> ()",
+        "marlin_gemm(Tensor a, Tensor? c_or_none, Tensor b_q_weight, Tensor? b_bias_or_none,Tensor b_scales, Tensor? "
+        "a_scales, Tensor? global_scale, Tensor? b_zeros_or_none, Tensor workspace, int b_type_id, SymInt size_m, SymInt "
+        "size_n, SymInt size_k, bool use_atomic_add, bool use_fp32_reduce, bool is_zp_float) -> Tensor",
+        "gptq_marlin_repack(Tensor b_q_weight, SymInt size_k, SymInt size_n, int num_bits, bool is_a_8bit) -> Tensor",
+        "awq_marlin_repack(Tensor b_q_weight, SymInt size_k, SymInt size_n, int num_bits, bool is_a_8bit) -> Tensor",
         "fp32_router_gemm(Tensor! output, Tensor mat_a, Tensor mat_b) -> ()",
         "dsv3_fused_a_gemm(Tensor! output, Tensor mat_a, Tensor mat_b, bool enable_pdl=False) -> ()",
     ),
@@ -104,6 +112,71 @@ def test_machete(with_zeros: bool) -> None:
             more = 0.0 if added is None else added[k // 8, n]
             weight[k, n] = (numbers[k, n] - less) * scales[k // 8, n] + more
     torch.testing.assert_close(found, (x @ weight) * torch.tensor([[1.0], [2.0], [3.0]]))
+
+
+@pytest.mark.parametrize("second", [False, True])
+def test_gptq(second: bool) -> None:
+    inner, width, group = 16, 8, 8
+    numbers, zeros, scales, x = (
+        whole(inner, width),
+        whole(2, width, seed=2) % 15,
+        drawn(2, width, seed=3),
+        drawn(3, inner),
+    )
+    stored = words(numbers.t(), tuple(range(8))).t().contiguous()
+    op("gptq_shuffle")(stored, 4)
+    found = op("gptq_gemm")(x, stored, words(zeros, tuple(range(8))), scales, True, second, 4)
+    weight = torch.empty(inner, width)
+    for k in range(inner):
+        for n in range(width):
+            less = zeros[k // group, n] + (0 if second else 1)
+            weight[k, n] = (numbers[k, n] - less) * scales[k // group, n]
+    torch.testing.assert_close(found, x @ weight)
+
+
+def of_tiles(rows: torch.Tensor, order: list[int]) -> torch.Tensor:
+    """Columns as vLLM stores them for Marlin: at each place of some columns the one that the order says."""
+    stored = torch.empty_like(rows)
+    for at in range(rows.shape[1]):
+        begin = at - at % len(order)
+        stored[:, at] = rows[:, begin + order[at - begin]]
+    return stored
+
+
+COLUMNS = [i + 8 * j for i in range(8) for j in range(8)]
+PAIRS = [2 * i + j for i in range(4) for j in (0, 1, 8, 9, 16, 17, 24, 25)]
+
+
+@pytest.mark.parametrize(("awq", "groups"), [(True, 2), (False, 2), (False, 1)])
+def test_marlin(awq: bool, groups: int) -> None:
+    inner, width = 32, 64
+    numbers, zeros = whole(inner, width), whole(groups, width, seed=2)
+    scales, bias, x = drawn(groups, width, seed=3), drawn(1, width, seed=5), drawn(3, inner, seed=4)
+    if awq:
+        stored = op("awq_marlin_repack")(words(numbers, (0, 2, 4, 6, 1, 3, 5, 7)), inner, width, 4, False)
+    else:
+        stored = op("gptq_marlin_repack")(words(numbers.t(), tuple(range(8))).t(), inner, width, 4, False)
+    assert stored.shape == (inner // 16, width * 2)
+    less = words(of_tiles(zeros, COLUMNS), (0, 2, 4, 6, 1, 3, 5, 7)) if awq else None
+    found = op("marlin_gemm")(
+        x, None, stored, of_tiles(bias, PAIRS).view(-1), of_tiles(scales, COLUMNS if groups > 1 else PAIRS), None, None, less,
+        torch.empty(0, dtype=torch.int32), PLAIN if awq else BELOW_8, 3, width, inner, False, True, False,
+    )  # fmt: skip
+    weight = torch.empty(inner, width)
+    for k in range(inner):
+        group = k * groups // inner
+        for n in range(width):
+            weight[k, n] = (numbers[k, n] - (zeros[group, n] if awq else 8)) * scales[group, n]
+    torch.testing.assert_close(found, x @ weight + bias)
+
+
+def test_what_has_no_values_is_said() -> None:
+    nothing = torch.empty(0, dtype=torch.int32)
+    with pytest.raises(NotImplementedError, match=r"values of marlin_gemm .* whole numbers without a sign"):
+        op("marlin_gemm")(
+            drawn(1, 16), None, nothing, None, drawn(1, 64), None, None, None, nothing, 2 | 1 << 8, 1, 64, 16, False, True,
+            False,
+        )  # fmt: skip
 
 
 def operands(result: Operand, **given: Any) -> CallOperands:

@@ -86,12 +86,12 @@ def _of_awq_gemm(operands: CallOperands) -> MatrixWork:
 # -- Machete: `[K / numbers in a word, N]` words, scales and what zeros give `[groups, N]` ----------------------------------
 
 
-def _bits_and_bias(kind: int) -> tuple[int, int]:
+def _bits_and_bias(kind: int, name: str = "machete_mm") -> tuple[int, int]:
     """Bits of a number, and what is stored above it, by vLLM's number of the type: bits of exponent and mantissa, 8 each; a
     sign; 32 bits of bias."""
     exponent, mantissa, signed = kind & 0xFF, kind >> 8 & 0xFF, kind >> 16 & 1
     if exponent or signed:
-        raise NotImplementedError("vllm: the values of machete_mm in its stand-in take whole numbers without a sign")
+        raise NotImplementedError(f"vllm: the values of {name} in its stand-in take whole numbers without a sign")
     return mantissa, kind >> 17 & 0xFFFFFFFF
 
 
@@ -137,7 +137,104 @@ def _cost_of_machete(operands: CallOperands) -> MatrixWork:
     return product_with_packed(operands["A"], result.shape[-1], *weights, out=result.format)
 
 
-# -- Marlin, GPTQ's own kernels and four by eight bits: costs alone ---------------------------------------------------------
+# -- GPTQ's own kernels: `[K / numbers in a word, N]` words, zeros `[groups, N / numbers in a word]`, scales `[groups, N]` -----
+
+
+def _require(met: bool, name: str, what: str) -> None:
+    if not met:
+        raise NotImplementedError(f"vllm: the values of {name} in its stand-in take {what}")
+
+
+@operators.value
+def gptq_shuffle(q_weight: Tensor) -> None:
+    """The words for :func:`gptq_gemm`, which is the only one to read them: as they are."""
+
+
+@operators.value
+def gptq_gemm(
+    a: Tensor, b_q_weight: Tensor, b_gptq_qzeros: Tensor, b_gptq_scales: Tensor, use_v2_format: bool, bit: int
+) -> Tensor:
+    """``[M, K] @ [K, N]``; the first version of the format stores zeros less one."""
+    _require(WORD % bit == 0, "gptq_gemm", "numbers of which a word has a whole number")
+    numbers = unpacked(b_q_weight, bit, 0)
+    zeros = unpacked(b_gptq_qzeros, bit, 1) + (0 if use_v2_format else 1)
+    weight = (numbers - _by_groups(zeros, len(numbers))) * _by_groups(b_gptq_scales, len(numbers)).float()
+    return (a.float() @ weight.to(a.dtype).float()).to(a.dtype)
+
+
+# -- Marlin: words `[K / 16, 16 N / numbers in a word]`; scales, zeros and the bias in an order of its tiles -----------------
+
+
+def packed(numbers: Tensor, bits: int) -> Tensor:
+    """The words of numbers ``[K, N]``, several of a column in each; :func:`unpacked` along the first dimension gives them."""
+    parts = numbers.long().unflatten(0, (-1, WORD // bits)) << bits * torch.arange(WORD // bits).view(1, -1, 1)
+    found = parts.sum(1)
+    return torch.where(found >= 1 << WORD - 1, found - (1 << WORD), found).to(torch.int32)
+
+
+@operators.value
+def gptq_marlin_repack(b_q_weight: Tensor, size_k: int, num_bits: int, is_a_8bit: bool) -> Tensor:
+    """The words for :func:`marlin_gemm`, which is the only one to read them: as they are. On a GPU they change places."""
+    _require(not is_a_8bit, "gptq_marlin_repack", "activations of 16 bits")
+    return b_q_weight.reshape(size_k // _TILE, -1)
+
+
+@operators.value
+def awq_marlin_repack(b_q_weight: Tensor, size_k: int, num_bits: int, is_a_8bit: bool) -> Tensor:
+    """The same from AWQ's words."""
+    _require(not is_a_8bit and num_bits == 4, "awq_marlin_repack", "numbers of four bits, and activations of 16")
+    return packed(unpacked(b_q_weight, num_bits, 1, _AWQ), num_bits).reshape(size_k // _TILE, -1)
+
+
+for _name in ("gptq_marlin_repack", "awq_marlin_repack"):
+
+    @operators.shape(_name)
+    def _of_repacked(b_q_weight: Tensor, size_k: int, size_n: int, num_bits: int) -> Tensor:
+        return b_q_weight.new_empty(size_k // _TILE, size_n * _TILE * num_bits // WORD)
+
+
+_TILE = 16
+
+
+def _from_columns_of_tiles(stored: Tensor) -> Tensor:
+    """Rows in their order, of those in which each 64 columns are eight by eight, the other way round."""
+    return stored.unflatten(-1, (-1, 8, 8)).transpose(-1, -2).flatten(-3)
+
+
+def _from_pairs_of_tiles(stored: Tensor) -> Tensor:
+    """The same where each 32 columns are four by four pairs."""
+    return stored.unflatten(-1, (-1, 4, 4, 2)).transpose(-2, -3).flatten(-4)
+
+
+@operators.value
+def marlin_gemm(
+    a: Tensor, c_or_none: Tensor | None, b_q_weight: Tensor, b_bias_or_none: Tensor | None, b_scales: Tensor,
+    a_scales: Tensor | None, global_scale: Tensor | None, b_zeros_or_none: Tensor | None, b_type_id: int, size_n: int,
+    size_k: int, is_zp_float: bool,
+) -> Tensor:  # fmt: skip
+    """``[M, K] @ [K, N]``; a weight is its number less its group's zero, times its scale, in the activations' format."""
+    bits, bias = _bits_and_bias(b_type_id, "marlin_gemm")
+    plain = a_scales is None and global_scale is None and c_or_none is None and not is_zp_float
+    _require(plain and a.is_floating_point(), "marlin_gemm", "activations of 16 bits, and zeros that are whole numbers")
+    count = WORD // bits
+    less: Tensor | int = bias
+    if b_zeros_or_none is not None:
+        zeros = unpacked(b_zeros_or_none, bits, 1).unflatten(-1, (-1, 2, count // 2)).transpose(-1, -2).flatten(-3)
+        less = _by_groups(_from_columns_of_tiles(zeros), size_k)
+    ordered = _from_columns_of_tiles if len(b_scales) > 1 else _from_pairs_of_tiles
+    scales = _by_groups(ordered(b_scales).float(), size_k)
+    weight = (unpacked(b_q_weight.reshape(size_k // count, size_n), bits, 0) - less) * scales
+    found = a.float() @ weight.to(a.dtype).float()
+    found = found if b_bias_or_none is None else found + _from_pairs_of_tiles(b_bias_or_none).float()
+    return found.to(a.dtype)
+
+
+@operators.shape("marlin_gemm")
+def _of_marlin_gemm(a: Tensor, size_m: int, size_n: int) -> Tensor:
+    return a.new_empty(size_m, size_n)
+
+
+# -- their costs, and those of four by eight bits ----------------------------------------------------------------------------
 
 for _name in (
     "gptq_marlin_repack", "awq_marlin_repack", "marlin_int4_fp8_preprocess", "cutlass_pack_scale_fp8",
