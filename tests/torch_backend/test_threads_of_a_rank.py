@@ -301,6 +301,12 @@ def _loop_woken() -> bool:
     return asyncio.run(wait())
 
 
+def _torchs_future() -> int:
+    promised: torch.futures.Future[int] = torch.futures.Future()
+    _after(5, promised.set_result, 7)
+    return promised.wait()
+
+
 def _loop_of_a_daemon() -> int:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
@@ -314,7 +320,7 @@ def _loop_of_a_daemon() -> int:
 
 TIMED: dict[Callable[[], Any], Any] = {
     _event: True, _event_with_a_limit: [False, True], _canceled: False, _queue: 7, _notified: True, _locked: True,
-    _joined: False, _polled: 9, _repeated: 5, _loop_woken: True, _loop_of_a_daemon: 7,
+    _joined: False, _polled: 9, _repeated: 5, _loop_woken: True, _loop_of_a_daemon: 7, _torchs_future: 7,
 }  # fmt: skip
 
 
