@@ -284,12 +284,7 @@ def _polled() -> int:
 def _repeated() -> int:
     beats: list[int] = []
 
-    class Beat(threading.Timer):
-        def run(self) -> None:
-            while not self.finished.wait(self.interval):
-                beats.append(1)
-
-    beat = Beat(0.9, list)
+    beat = _Beat(0.9, lambda: beats.append(1))
     beat.daemon = True
     beat.start()
     time.sleep(5)
@@ -306,6 +301,12 @@ def _loop_woken() -> bool:
     return asyncio.run(wait())
 
 
+def _torchs_future() -> int:
+    promised: torch.futures.Future[int] = torch.futures.Future()
+    _after(5, promised.set_result, 7)
+    return promised.wait()
+
+
 def _loop_of_a_daemon() -> int:
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever, daemon=True)
@@ -319,7 +320,7 @@ def _loop_of_a_daemon() -> int:
 
 TIMED: dict[Callable[[], Any], Any] = {
     _event: True, _event_with_a_limit: [False, True], _canceled: False, _queue: 7, _notified: True, _locked: True,
-    _joined: False, _polled: 9, _repeated: 5, _loop_woken: True, _loop_of_a_daemon: 7,
+    _joined: False, _polled: 9, _repeated: 5, _loop_woken: True, _loop_of_a_daemon: 7, _torchs_future: 7,
 }  # fmt: skip
 
 
@@ -333,6 +334,42 @@ def test_timers_and_event_loops_of_daemons_go_by_the_ranks_time(both: Run) -> No
         return found
 
     assert both(body)[0] == [[[wait.__name__, given, 5.0] for wait, given in TIMED.items()]] * 2
+
+
+class _Beat(threading.Timer):
+    def run(self) -> None:
+        while not self.finished.wait(self.interval):
+            self.function()
+
+
+@pytest.fixture
+def beats(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    monkeypatch.setattr("kernbench.simulation.time.rank_threads._MOST_IDLE", 50)
+    return []
+
+
+def test_a_heartbeat_hides_no_deadlock(beats: list[float]) -> None:
+    def body(rank: int) -> None:
+        beat = _Beat(1.0, lambda: beats.append(time.monotonic()))
+        beat.daemon = True
+        beat.start()
+        threading.Event().wait()
+
+    with kernbench.simulate("dgx_h100") as ctx, pytest.raises(kernbench.SpawnException, match="deadlock"):
+        ctx.multiprocessing.spawn(body, nprocs=1)
+    assert 40 < len(beats) < 60
+
+
+def test_what_many_looks_wait_for_is_waited_for(beats: list[float]) -> None:
+    def body(rank: int) -> None:
+        happened = threading.Event()
+        _after(2, lambda: _after(3, happened.set))
+        while not happened.wait(0.01):
+            beats.append(time.monotonic())
+
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(body, nprocs=1)
+    assert 490 < len(beats) < 510
 
 
 def test_a_daemon_that_sleeps_by_the_machines_clock_is_said() -> None:

@@ -39,7 +39,11 @@ QUIET = 20
 """Looks in a row that find such a thread where it was, after which nothing is expected of it if no other waits for one."""
 
 _MOST_IDLE = 10_000
-"""Limits of waits that run out one after the other, while nothing else happens, before that is a deadlock."""
+"""Limits of waits that run out one after the other, while nothing else happens, before that is a deadlock: they are set again
+and again. Where one runs out that was set long before, they count from there: it may bring something new."""
+
+_IDLE_FOR_EVER = 100 * _MOST_IDLE
+"""Of those, as many as are a deadlock whatever is left."""
 
 _MOST_STILL = 3
 """Of those for which the world outside was waited for, the first ones, which take no virtual time: the machine is slow."""
@@ -128,6 +132,8 @@ class RankThreads:
         self._come: list[Coming] = []
         self._slow: set[Condition] = set()
         self._idle = 0
+        self._long = 0
+        self._ran_out = -math.inf
         self.settlers: list[Callable[[], bool]] = []
         self._looked_at: dict[Notice, Callable[[], bool]] = {}
         self.run_until: Callable[[Callable[[], bool]], bool]
@@ -235,6 +241,7 @@ class RankThreads:
         self.settlers.clear()
         self._arrivals = SimpleQueue()
         self._idle = 0
+        self._ran_out = -math.inf
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 
@@ -390,7 +397,8 @@ class RankThreads:
 
     def schedule(self, upcoming: float) -> None:
         """Something happens at ``upcoming`` s: what runs out before that does."""
-        self._idle = 0
+        if upcoming > self._ran_out:
+            self._idle = 0
         while self._timers and self._timers[0][0] <= upcoming:
             at, _, notice = heapq.heappop(self._timers)
             if not notice.condition.done:
@@ -497,13 +505,21 @@ class RankThreads:
     def _run_out(self, *, still: bool) -> bool:
         """Have the first limit run out; ``still``: without virtual time."""
         self._drop_done()
+        fresh = next(self._serial) - _MOST_IDLE // 5
+        if not self._idle:
+            self._long = 0
         self._idle += 1
-        if not self._timers or self._idle > _MOST_IDLE:
+        if not self._timers or self._idle > _IDLE_FOR_EVER:
             return False
-        at, _, notice = heapq.heappop(self._timers)
+        if self._idle - self._long > _MOST_IDLE and all(serial > fresh for _, serial, _ in self._timers):
+            return False
+        at, serial, notice = heapq.heappop(self._timers)
+        if serial <= fresh:
+            self._long = self._idle
         if still:
             notice.condition.fulfil()
         else:
+            self._ran_out = at
             self._engine.fulfil_at(notice.condition, at)
         return True
 

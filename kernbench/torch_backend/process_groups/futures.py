@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from kernbench.order import RankOrder
+from kernbench.scheduler.crew import acting_crew
 from kernbench.sim_engine import Operation
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.patches import Patches
@@ -122,8 +123,13 @@ class Futures:
         """Let waits for futures, and looks at them, complete what can be completed."""
 
         def wait(future: Any) -> Any:
-            """As torch's, while the other ranks go on."""
+            """As torch's, while the other ranks, and other threads of this one, go on."""
             self._until_done(future)
+            if acting_crew() is not None and not _stock_done(future):
+                threads = self._simulation.threads
+                notice = threads.notice("a future")
+                future.add_done_callback(lambda _: notice.release())
+                threads.wait(notice)
             return _stock_wait(future)
 
         def value(future: Any) -> Any:
