@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any
 
 from greenlet import getcurrent, greenlet
@@ -20,7 +20,7 @@ from kernbench.scheduler.crew import Crew
 from kernbench.scheduler.execution import InGreenlet
 from kernbench.scheduler.policy import Entry, Policy
 from kernbench.scheduler.rank import Rank, SideThread
-from kernbench.scheduler.standstill import Standstill, raised_in
+from kernbench.scheduler.standstill import Standstill, raised_in, traceback_to
 from kernbench.scheduler.thread_frames import frame_of_thread
 from kernbench.scheduler.watchdog import Watchdog
 
@@ -158,6 +158,7 @@ class CarrierRunner(Runner):
         self._thread = threading.get_ident()
         self._picked: Entry | None = None  # by a carrier, for main to resume
         self._adopted = False
+        self._stuck: tuple[BaseException | None, TracebackType | None] = None, None  # of a carrier that was given up
 
     def take(self, rank: Rank, body: Callable[[], None], before_run: Callable[[int], None] | None) -> None:
         """See :class:`Runner`; ``before_run`` is called with the rank's index whenever that rank is about to run."""
@@ -220,8 +221,14 @@ class CarrierRunner(Runner):
                 self.baton.end()
                 if turns.failed:
                     break
+        except BaseException as error:
+            given_up, place = self._stuck
+            if error is given_up:
+                raise error.with_traceback(place) from None
+            raise
         finally:
             self._running = False
+            self._stuck = None, None
 
     def interrupt(self, end: Callable[[], None]) -> None:
         """See :class:`Runner`. What is raised while a front goes to main, or comes from there, would be its rank's: then main
@@ -308,7 +315,9 @@ class CarrierRunner(Runner):
             raised_in(holder.thread.ident, error)
 
     def _give_up(self, carrier: Carrier, error: BaseException) -> None:
-        """In any thread, while ``carrier`` has the baton and waits for ever: go on without it; main raises ``error``."""
+        """In any thread, while ``carrier`` has the baton and waits for ever: go on without it; main raises ``error``, whose
+        traceback ends with the lines at which the carrier is."""
+        self._stuck = error, traceback_to(carrier.frame())
         carrier.stuck = True
         self._turns.interrupted = True
         self.baton.fail(error)
