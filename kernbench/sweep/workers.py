@@ -139,7 +139,7 @@ def _cluster_of_this_machine(distributed: Any, jobs: int | None) -> Iterator[Any
         except Exception as error:
             raise KernbenchError(_why_not_started(error)) from error
         except BaseException:  # its processes end with this one; to close what is half made fails
-            for made in distributed.SpecCluster._instances:
+            for made in distributed.SpecCluster._instances:  # noqa: SLF001  all that Dask closes in the end
                 made.shutdown_on_close = False
             raise
         with cluster:
