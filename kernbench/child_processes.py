@@ -9,7 +9,9 @@ import signal
 import subprocess
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from time import perf_counter, sleep  # the machine's own clock
 
@@ -21,12 +23,22 @@ _libc = ctypes.CDLL(None)
 
 _running: set[subprocess.Popen[str]] = set()
 _changing = threading.Lock()
+_refuses = threading.Event()
 
 
-def end_with_parent(number: int = signal.SIGTERM) -> None:
-    """In a new process: the system sends it a signal when its parent (the thread that started it) has ended."""
+class NoMoreChildren(Exception):
+    """The block is being left in which threads start some (:func:`threads_with_children`)."""
+
+
+def end_with_parent(number: int = signal.SIGTERM, parent: int | None = None) -> None:
+    """In a new process: the system sends it a signal when its parent (the thread that started it) has ended.
+
+    ``parent``: the number of the parent; if that has ended by now, no signal would come, and the process ends.
+    """
     if hasattr(_libc, "prctl"):
         _libc.prctl(_PR_SET_PDEATHSIG, number)
+        if parent is not None and os.getppid() != parent:
+            os._exit(1)
 
 
 @contextmanager
@@ -113,16 +125,19 @@ def _read(pid: int, name: str) -> bytes:
 def run_child(
     command: Sequence[str], *, cwd: str | Path, env: Mapping[str, str], timeout: float | None
 ) -> subprocess.CompletedProcess[str]:
-    """Run a command, whose output is kept, in any thread; :func:`end_children` ends it.
+    """Run a command, whose output is kept, in any thread; :func:`threads_with_children` has some that end it.
 
     Raises:
         OSError: it cannot be started.
         subprocess.TimeoutExpired: it has not ended in ``timeout`` seconds, and has been ended.
+        NoMoreChildren: it was to be started when the block was left already.
     """
     with _changing:
+        if _refuses.is_set():
+            raise NoMoreChildren(command[0])
         child = subprocess.Popen(
             command, cwd=cwd, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-            text=True, errors="replace", preexec_fn=end_with_parent,
+            text=True, errors="replace", preexec_fn=partial(end_with_parent, parent=os.getpid()),
         )  # fmt: skip
         _running.add(child)
     with child:
@@ -136,20 +151,37 @@ def run_child(
     return subprocess.CompletedProcess(command, child.returncode, out, err)
 
 
-def end_children() -> None:
-    """End what :func:`run_child` runs in other threads."""
-    with _changing:
-        left = list(_running)
-    _end(left)
+@contextmanager
+def threads_with_children(number: int) -> Iterator[ThreadPoolExecutor]:
+    """A pool of threads that call :func:`run_child`. When the block is left, what they run ends, and no more is started, also
+    by a thread that was about to."""
+    try:
+        with ThreadPoolExecutor(number, thread_name_prefix="kernbench-point") as pool:
+            try:
+                yield pool
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
+                _refuses.set()
+                with _changing:
+                    left = list(_running)
+                _end(left)
+    finally:
+        _refuses.clear()
 
 
 def _end(children: Sequence[subprocess.Popen[str]]) -> None:
+    """Those that go on are killed, with what they have started: that has their pipes."""
     for child in children:
         child.terminate()
     for child in children:
-        with contextlib.suppress(subprocess.TimeoutExpired):
+        try:
             child.wait(_GRACE)
-        child.kill()
+        except subprocess.TimeoutExpired:
+            started = descendants(child.pid)
+            child.kill()
+            for pid in started:
+                with contextlib.suppress(OSError):
+                    os.kill(pid, signal.SIGKILL)
 
 
 def end_with_fork_parent() -> None:

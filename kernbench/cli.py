@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import signal
 import sys
 from atexit import _run_exitfuncs
 from importlib import import_module
@@ -17,6 +18,8 @@ from typing import Any, NoReturn
 import click
 
 from kernbench.command_ends import FromCommand, exit_code_of, tell_lost, tell_usage
+from kernbench.errors import ConfigError
+from kernbench.interruption import interrupt
 from kernbench.process_end import await_threads
 from kernbench.standard_output import LostOutput, require_output, watch_output
 from kernbench.suggestions import nearest
@@ -101,7 +104,19 @@ def app() -> None:
 def main() -> None:
     """Entry point of the console script: run the command line, and end the process with its exit code."""
     watch_output()
-    end_process(exit_code_of(app, _named_command))
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, interrupt)
+    end_process(exit_code_of(_run, _named_command))
+
+
+def _run() -> None:
+    try:
+        os.getcwd()
+    except OSError as error:  # torch cannot be imported there, which its libraries say in other words
+        raise ConfigError(
+            f"the current directory cannot be used ({error.strerror}): change to one that exists"
+        ) from None
+    app()
 
 
 def _named_command() -> click.Command | None:

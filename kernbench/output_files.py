@@ -56,12 +56,12 @@ def replacing(path: str | Path) -> Iterator[Path]:
     """
     target = Path(os.path.realpath(path))
     if _is_written_in_place(Path(path)):
-        with _explained(path):
+        with explained(path):
             yield Path(path)
         return
     part = target.with_name(f".{target.name}.{_host()}-{os.getpid()}.part")
     _remove_left(target)
-    with _explained(path):
+    with explained(path):
         try:
             yield part
             if exists(target):
@@ -121,13 +121,14 @@ def _is_written_in_place(path: Path) -> bool:
 
 def make_folder(path: str | Path) -> Path:
     """A folder for files that are asked for, made where it is missing. Raises OutputError."""
-    with _explained(path):
+    with explained(path):
         Path(path).mkdir(parents=True, exist_ok=True)
     return Path(path)
 
 
 @contextlib.contextmanager
-def _explained(path: str | Path) -> Iterator[None]:
+def explained(path: str | Path) -> Iterator[None]:
+    """A block that writes a file or makes a folder. Raises OutputError, in a line, for what the system refuses."""
     try:
         yield
     except OSError as error:

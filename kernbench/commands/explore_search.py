@@ -19,10 +19,10 @@ from kernbench.errors import ConfigError, KernbenchError
 from kernbench.explore import FoundTrouble, Trial, explored, searched, shrunk, ulps
 from kernbench.explore.study import RunLog, study_of
 from kernbench.html_report.study import write_study
+from kernbench.interruption import ending_signals
 from kernbench.order import schedule_of, told
 from kernbench.plugins.manager import default_manager
 from kernbench.plurals import counted
-from kernbench.scheduler.interruption import ending_signals
 from kernbench.stand_ins import standing_in
 
 _PATIENCE = 2

@@ -46,9 +46,9 @@ def command(
     """
     path, _, name = target.partition(":")
     from kernbench.commands.run_failures import ShownFailures
+    from kernbench.interruption import ending_signals
     from kernbench.runtime_api import launcher
     from kernbench.runtime_api.context import simulate
-    from kernbench.scheduler.interruption import ending_signals
     from kernbench.triton_engine.launching import record_launches
 
     program = (launcher.RankProgram.module if module else launcher.RankProgram.script)(path, args)

@@ -23,6 +23,7 @@ from kernbench.defaults import FOLDED_ABOVE
 from kernbench.environment_variables import variables_set
 from kernbench.errors import ConfigError, OutputError
 from kernbench.input_files import exists
+from kernbench.interruption import Interrupted, ending_signals
 from kernbench.options import RunOptions, command_line
 from kernbench.order import check_findings_path, write_findings
 from kernbench.output_files import require_place
@@ -33,7 +34,6 @@ from kernbench.runtime_api import launcher
 from kernbench.runtime_api.context import simulate
 from kernbench.runtime_api.multiprocessing import SpawnException
 from kernbench.scheduler.host_effects import settled_heap
-from kernbench.scheduler.interruption import Interrupted, ending_signals
 from kernbench.scheduler.standstill import VARIABLE as HANG_AFTER
 from kernbench.scheduler.tracebacks import VARIABLE as TRACEBACK
 from kernbench.stand_ins import of_each_rank, remarks, standing_in
@@ -196,17 +196,23 @@ def run(asked: RunOptions, program: str, args: tuple[str, ...], variables: dict[
             outputs.write(write_flight_record, ctx.simulation, asked.flight_recorder)
         if report is not None:
             _write_autotune_report(report)
-        races_found = _print_races(ctx)
         if asked.races_output is not None and ctx.simulation.order is not None:
             outputs.write(write_findings, asked.races_output, ctx.simulation.order.races)
-        if asked.summary:
-            print_summary(ctx, failed=bool(errors))
-            output.print_steps()
-            output.print_serving()
+        races_found, lost = 0, None
+        try:
+            races_found = _print_races(ctx)
+            if asked.summary:
+                print_summary(ctx, failed=bool(errors))
+                output.print_steps()
+                output.print_serving()
+        except OSError as error:  # standard output takes nothing more, which files do not depend on
+            lost = error
         if reports:
             outputs.write(output.write_report, errors, live)
         if asked.json is not None:
             outputs.write(output.write_json, asked.json, errors)
+        if lost is not None:
+            raise lost
     ends_with = (
         code if starter is not None else (status_of(errors) or 1) if errors or races_found else 0
     ) or outputs.failed

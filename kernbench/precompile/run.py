@@ -21,10 +21,10 @@ from pathlib import Path
 
 from kernbench.errors import KernbenchError
 from kernbench.input_files import resolved
+from kernbench.interruption import ending_signals
 from kernbench.precompile.kernels import surroundings_now
 from kernbench.precompile.space import Space, Variant, read_spaces, variants
 from kernbench.precompile.worker import COMPILED, FAILED, HIT, Compilation, begin_worker, compile_variant
-from kernbench.scheduler.interruption import ending_signals
 from kernbench.stand_ins import TOLD
 
 Progress = Callable[[Compilation], None]

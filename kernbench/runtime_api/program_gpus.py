@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from kernbench.interruption import ending_signals
 from kernbench.runtime_api.adoption import simulated_gpu
 from kernbench.scheduler.carrier import current_carrier
-from kernbench.scheduler.interruption import ending_signals
 from kernbench.simulation.active_simulation import current_owner
 from kernbench.topology import DeviceSpec, Topology, TopologyHandle, resolve_topology, shipped_devices
 from kernbench.topology.loader import load_device

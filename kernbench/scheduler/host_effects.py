@@ -20,7 +20,7 @@ from os import getpid
 from typing import Any, TypeVar
 
 from kernbench.errors import ConfigError
-from kernbench.scheduler.interruption import DEFAULTS, EndingHandler
+from kernbench.interruption import DEFAULTS, EndingHandler, interrupt
 
 try:
     from greenlet import _greenlet
@@ -237,12 +237,12 @@ def with_room(begin: Callable[[], T]) -> T:
 @contextmanager
 def interruptible(on_interrupt: Callable[[Callable[[], None]], None]) -> Iterator[None]:
     """Call ``on_interrupt`` when a signal is to end the run, wherever the main thread is, with what raises the exception that
-    ends it: Ctrl-C as Python handles it by itself, and what :func:`~kernbench.scheduler.interruption.ending_signals` handles.
+    ends it: Ctrl-C as Python handles it by itself, and what :func:`~kernbench.interruption.ending_signals` handles.
     """
     before: dict[int, Any] = {}
     process = getpid()
 
-    def interrupt(signum: int, frame: Any) -> None:
+    def interrupted(signum: int, frame: Any) -> None:
         if getpid() == process:
             on_interrupt(partial(before[signum], signum, frame))
         else:
@@ -251,12 +251,12 @@ def interruptible(on_interrupt: Callable[[Callable[[], None]], None]) -> Iterato
     if threading.current_thread() is threading.main_thread():
         for each in DEFAULTS:
             handler = signal.getsignal(each)
-            if handler is signal.default_int_handler or isinstance(handler, EndingHandler):
+            if handler in (signal.default_int_handler, interrupt) or isinstance(handler, EndingHandler):
                 before[each] = handler
-                signal.signal(each, interrupt)
+                signal.signal(each, interrupted)
     try:
         yield
     finally:
         for signum, handler in before.items():
-            if signal.getsignal(signum) is interrupt:
+            if signal.getsignal(signum) is interrupted:
                 signal.signal(signum, handler)

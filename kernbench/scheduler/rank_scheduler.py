@@ -464,7 +464,8 @@ class _Here:
         scheduler.runner.stop(error, attempt)
 
     def blocked(self, seconds: float) -> None:
-        """See :class:`Stoppable`: that of a carrier is the watchdog's own business."""
+        """See :class:`Stoppable`."""
+        self._scheduler.runner.blocked(self._scheduler.ranks, self.stack_of, seconds)
 
 
 def named_after(rank: int, body: Callable[[], None]) -> Callable[[], None]:

@@ -6,23 +6,25 @@ know nothing of how ranks live and fail; what they share with what does is :clas
 
 from __future__ import annotations
 
+import signal
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from types import FrameType
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from types import FrameType, TracebackType
 from typing import Any
 
 from greenlet import getcurrent, greenlet
 
-from kernbench.errors import NoProgressError
+from kernbench.errors import HiddenBlockingError, NoProgressError
 from kernbench.scheduler.carrier import Baton, Carrier, current_carrier
 from kernbench.scheduler.crew import Crew
 from kernbench.scheduler.execution import InGreenlet
 from kernbench.scheduler.policy import Entry, Policy
 from kernbench.scheduler.rank import Rank, SideThread
-from kernbench.scheduler.standstill import Standstill, raised_in
+from kernbench.scheduler.standstill import Standstill, raised_in, tell, traceback_to
 from kernbench.scheduler.thread_frames import frame_of_thread
-from kernbench.scheduler.watchdog import Watchdog
+from kernbench.scheduler.watchdog import WATCHDOG_THREAD, Watchdog, has_children, sleeps, waits_for_lock
 
 
 class Turns:
@@ -98,6 +100,13 @@ class Runner:
         """See :class:`~kernbench.scheduler.standstill.Stoppable`."""
         raise NotImplementedError
 
+    def blocked(self, ranks: Sequence[Rank], stack_of: Callable[[int], str], seconds: float) -> None:
+        """See :class:`~kernbench.scheduler.standstill.Stoppable`: that of a carrier is the watchdog's own business."""
+
+
+_WAKES = getattr(signal, "SIGURG", None)
+"""A signal that does nothing by itself, and that a wait in C is interrupted by."""
+
 
 class GreenletRunner(Runner):
     """Ranks are greenlets: a switch is one of greenlets, and they share a thread and what torch keeps per thread."""
@@ -107,6 +116,8 @@ class GreenletRunner(Runner):
     def __init__(self, turns: Turns) -> None:
         self._turns = turns
         self._thread = threading.get_ident()
+        self._ends_with: BaseException | None = None
+        self._wakes = False
         self.waitable = getcurrent  # type: ignore[method-assign]  # no methods: a switch should cost no call more
         self.suspend = turns.main.switch  # type: ignore[method-assign]
 
@@ -142,7 +153,54 @@ class GreenletRunner(Runner):
 
     def stop(self, error: NoProgressError, attempt: int) -> None:
         """See :class:`Runner`. A thread cannot be given up which is main's, too: it is asked again and again."""
-        raised_in(self._thread, error)
+        self._raise(error)
+
+    @contextmanager
+    def watched(self, standstill: Standstill | None) -> Iterator[None]:
+        """See :class:`Runner`. A rank that waits in C is woken by a signal, whose handler raises what it ends with."""
+        if standstill is None:
+            yield
+            return
+        self._wakes = _WAKES is not None and threading.current_thread() is threading.main_thread()
+        before: Any = signal.signal(_WAKES, self._woken) if self._wakes and _WAKES is not None else None
+        try:
+            with Watchdog(standstill).watching():
+                yield
+        finally:
+            if self._wakes and _WAKES is not None:
+                self._wakes = False
+                signal.signal(_WAKES, before)
+
+    def _woken(self, signum: int, frame: FrameType | None) -> None:
+        error, self._ends_with = self._ends_with, None
+        if error is not None:
+            raise error
+
+    def _raise(self, error: BaseException) -> None:
+        """In the watchdog's thread: raise it in the ranks' one."""
+        if self._wakes and _WAKES is not None:
+            self._ends_with = error
+            signal.pthread_kill(self._thread, _WAKES)
+        else:
+            raised_in(self._thread, error)
+
+    def blocked(self, ranks: Sequence[Rank], stack_of: Callable[[int], str], seconds: float) -> None:
+        """See :class:`~kernbench.scheduler.standstill.Stoppable`. A lock that only another rank could release is the end of the
+        run: the ranks have one thread."""
+        running = self.running(ranks)
+        mine = next((each.native_id for each in threading.enumerate() if each.ident == self._thread), 0)
+        task = Path("/proc/self/task", str(mine))
+        if len(running) != 1 or len(ranks) < 2 or not sleeps(task):
+            return
+        report = (
+            f"rank {running[0]} has been blocking the thread that all ranks share for {seconds:.3g} s of wall-clock time, and "
+            f"no other rank can run meanwhile.\n{stack_of(running[0]).rstrip()}\nRanks that wait for each other by queues, "
+            "pipes, locks or sockets need isolation='carrier' (the default)"
+        )
+        tell(report)
+        others = [each for each in threading.enumerate() if each.ident != self._thread and each.name != WATCHDOG_THREAD]
+        if waits_for_lock(task, private=False) and not others and not has_children(Path("/proc/self")):
+            self._raise(HiddenBlockingError(report))
 
 
 class CarrierRunner(Runner):
@@ -158,6 +216,7 @@ class CarrierRunner(Runner):
         self._thread = threading.get_ident()
         self._picked: Entry | None = None  # by a carrier, for main to resume
         self._adopted = False
+        self._stuck: tuple[BaseException | None, TracebackType | None] = None, None  # of a carrier that was given up
 
     def take(self, rank: Rank, body: Callable[[], None], before_run: Callable[[int], None] | None) -> None:
         """See :class:`Runner`; ``before_run`` is called with the rank's index whenever that rank is about to run."""
@@ -220,8 +279,14 @@ class CarrierRunner(Runner):
                 self.baton.end()
                 if turns.failed:
                     break
+        except BaseException as error:
+            given_up, place = self._stuck
+            if error is given_up:
+                raise error.with_traceback(place) from None
+            raise
         finally:
             self._running = False
+            self._stuck = None, None
 
     def interrupt(self, end: Callable[[], None]) -> None:
         """See :class:`Runner`. What is raised while a front goes to main, or comes from there, would be its rank's: then main
@@ -308,7 +373,9 @@ class CarrierRunner(Runner):
             raised_in(holder.thread.ident, error)
 
     def _give_up(self, carrier: Carrier, error: BaseException) -> None:
-        """In any thread, while ``carrier`` has the baton and waits for ever: go on without it; main raises ``error``."""
+        """In any thread, while ``carrier`` has the baton and waits for ever: go on without it; main raises ``error``, whose
+        traceback ends with the lines at which the carrier is."""
+        self._stuck = error, traceback_to(carrier.frame())
         carrier.stuck = True
         self._turns.interrupted = True
         self.baton.fail(error)

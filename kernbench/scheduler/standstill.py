@@ -21,7 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 from time import perf_counter  # the machine's own clock
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any, NamedTuple, Protocol
 
 from kernbench.errors import ConfigError, NoProgressError
@@ -242,6 +242,14 @@ def lines_to(frame: FrameType | None) -> list[traceback.FrameSummary]:
         traceback.FrameSummary(each.f_code.co_filename, line, each.f_code.co_name, lookup_line=False)
         for each, line in found
     ][::-1]
+
+
+def traceback_to(frame: FrameType | None) -> TracebackType | None:
+    """What an exception would have that was raised in a frame. It holds the frames: for those of a thread that never ends."""
+    found: TracebackType | None = None
+    for each, line in islice(traceback.walk_stack(frame), _DEEPEST) if frame is not None else ():
+        found = TracebackType(found, each, each.f_lasti, line)
+    return found
 
 
 def shown_stack(lines: Sequence[traceback.FrameSummary]) -> str:

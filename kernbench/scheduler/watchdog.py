@@ -131,8 +131,17 @@ _PRIVATE = 128
 """In a futex's operation: only threads of the same process know it."""
 
 
-def waits_for_lock(task: Path) -> bool:
-    """Whether a thread (``/proc/PID/task/TID``) waits, without a limit, for a lock that only its own process can release."""
+def sleeps(task: Path) -> bool:
+    """Whether a thread (``/proc/PID/task/TID``) waits for something; False where that is not known."""
+    try:
+        return (task / "stat").read_text().rpartition(")")[2].split()[0] == "S"
+    except (OSError, IndexError):
+        return False
+
+
+def waits_for_lock(task: Path, *, private: bool = True) -> bool:
+    """Whether a thread (``/proc/PID/task/TID``) waits, without a limit, for a lock; ``private``: that only its own process can
+    release."""
     try:
         call, *arguments = (task / "syscall").read_text().split()
     except (OSError, ValueError):
@@ -140,7 +149,7 @@ def waits_for_lock(task: Path) -> bool:
     if call != _FUTEX.get(os.uname().machine) or len(arguments) < 4:
         return False
     _, operation, _, limit = (int(each, 16) for each in arguments[:4])
-    return bool(operation & _PRIVATE) and not limit
+    return (bool(operation & _PRIVATE) or not private) and not limit
 
 
 def has_children(process: Path) -> bool:

@@ -7,12 +7,13 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from io import FileIO
 from pathlib import Path
-from typing import TextIO
 
 from pydantic import TypeAdapter
 
 from kernbench.input_files import exists
+from kernbench.output_files import explained, make_folder
 from kernbench.sweep.outcome import Outcome
 
 _OUTCOME = TypeAdapter(Outcome)
@@ -33,7 +34,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.damaged: list[int] = []
-        self._file: TextIO | None = None
+        self._file: FileIO | None = None
 
     def read(self) -> dict[str, Outcome]:
         """What is known. Lines that are no outcome are left out, and are in :attr:`damaged`."""
@@ -65,14 +66,17 @@ class Journal:
 
     @contextmanager
     def opened(self, *, fresh: bool) -> Iterator[None]:
-        """For a block, :meth:`add` writes; ``fresh`` forgets what was there. What a crash has cut off at the end is dropped."""
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        if not fresh and exists(self.path):
-            text = self.path.read_bytes()
-            whole = text.rpartition(b"\n")
-            if whole[2]:
-                self._end_last_line(whole[0] + whole[1], whole[2])
-        with self.path.open("w" if fresh else "a", encoding="utf-8") as self._file:
+        """For a block, :meth:`add` writes; ``fresh`` forgets what was there. What a crash has cut off at the end is dropped.
+        Raises OutputError."""
+        make_folder(self.path.parent)
+        with explained(self.path):
+            if not fresh and exists(self.path):
+                text = self.path.read_bytes()
+                whole = text.rpartition(b"\n")
+                if whole[2]:
+                    self._end_last_line(whole[0] + whole[1], whole[2])
+            file = self.path.open("wb" if fresh else "ab", buffering=0)
+        with file as self._file:
             try:
                 yield
             finally:
@@ -88,7 +92,9 @@ class Journal:
             self.path.write_bytes(before + last + b"\n")
 
     def add(self, outcome: Outcome) -> None:
-        """Write one outcome, now."""
+        """Write one outcome, now. Raises OutputError."""
         assert self._file is not None
-        self._file.write(json.dumps(asdict(outcome)) + "\n")
-        self._file.flush()
+        line = (json.dumps(asdict(outcome)) + "\n").encode()
+        with explained(self.path):
+            while line:
+                line = line[self._file.write(line) :]

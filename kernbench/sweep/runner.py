@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from kernbench.scheduler.interruption import ending_signals
+from kernbench.interruption import ending_signals
 from kernbench.sweep.journal import Journal
 from kernbench.sweep.outcome import FAILED, Outcome
 from kernbench.sweep.workers import Keyed, Run, run_here, run_on_dask, run_side_by_side

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 import weakref
+from contextlib import nullcontext
 from importlib import metadata
 from pathlib import Path
 
@@ -17,9 +19,9 @@ import pytest
 
 from kernbench.advice import advice_for
 from kernbench.errors import MOST_OF_A_MESSAGE, OutputError, message_of
+from kernbench.interruption import Interrupted, ending_signals, interrupt
 from kernbench.output_files import replacing, write_file
 from kernbench.scheduler import user_traceback
-from kernbench.scheduler.interruption import Interrupted, ending_signals
 
 MAIN = "import sys; from kernbench.cli import main; sys.argv = ['kernbench', *sys.argv[1:]]; main()"
 SMALL = (
@@ -100,6 +102,27 @@ def test_a_signal_in_a_finalizer_is_not_lost(ctrl_c: None, how: str, signum: sig
     assert caught.value.signum == signum
 
 
+@pytest.mark.parametrize("early", [True, False], ids=["before", "while it runs"])
+def test_a_signal_does_not_tear_an_import_apart(early: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """C++ that imports a package goes on without it: the package would be half there, and the signal lost."""
+    package = tmp_path / "site-packages" / "torn_apart.py"
+    package.parent.mkdir()
+    package.write_text(
+        "import signal\nsignal.raise_signal(signal.SIGINT)\nfor _ in range(10):\n    pass\nwhole = True\n"
+    )
+    monkeypatch.setattr("kernbench.interruption._INSTALLED", ("<", str(package.parent)))
+    monkeypatch.syspath_prepend(package.parent)
+    monkeypatch.setitem(sys.modules, "torn_apart", None)
+    del sys.modules["torn_apart"]
+    before = signal.signal(signal.SIGINT, interrupt if early else signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt), nullcontext() if early else ending_signals():  # noqa: PT012
+            assert importlib.import_module("torn_apart").whole
+            time.sleep(60)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.parametrize(
     ("first", "second"),
     [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGINT), (signal.SIGINT, signal.SIGTERM)],
@@ -172,7 +195,11 @@ def test_output_that_is_lost_is_no_traceback(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(SMALL)
     with Path("/dev/full").open("w") as full:
-        ended = kernbench("run", "--nproc-per-node", "2", str(program), stdout=full, capture_output=False, stderr=-1)
+        files = [f"--{each}={tmp_path / each}.json" for each in ("json", "trace")]
+        ended = kernbench(
+            "run", "--nproc-per-node", "2", *files, str(program), stdout=full, capture_output=False, stderr=-1
+        )
+    assert {"json.json", "trace.json"} <= {*os.listdir(tmp_path)}  # they do not depend on it
     assert ended.stderr == f"kernbench: error: cannot write standard output: {os.strerror(errno.ENOSPC)}\n"
     assert ended.returncode == 1
     reader, writer = os.pipe()

@@ -29,7 +29,7 @@ LAYERS = (
         "suggestions",
         "version",
     ),
-    ("input_files",),
+    ("input_files", "interruption"),
     (
         "callable_module",
         "collective_kinds",

@@ -6,6 +6,7 @@ Nothing here asserts how long something takes: a run that does not end is ended 
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import os
 import re
 import signal
@@ -437,3 +438,27 @@ def gone(pids: Callable[[], list[str]]) -> None:
             and Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
         ):
             time.sleep(0.05)
+
+
+def test_a_wait_in_c_of_ranks_that_share_a_thread_is_said_and_ended(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """No line of Python runs in it, at which an error could be raised."""
+    monkeypatch.setenv(standstill.VARIABLE, "0.8")
+    monkeypatch.setattr(standstill, "BLOCKED", 0.3)
+    reader, writer = multiprocessing.Pipe()
+
+    def body(rank: int) -> None:
+        if rank == 0:
+            reader.recv()
+        else:
+            writer.send("it never comes to that")
+
+    with kernbench.simulate() as ctx, pytest.raises(kernbench.SpawnException) as failed:
+        ctx.multiprocessing.spawn(body, nprocs=2, isolation="greenlet")
+    assert isinstance(failed.value.errors[0], NoProgressError)
+    assert "reader.recv()" in str(failed.value.errors[0])
+    said = capfd.readouterr().err
+    assert "rank 0 has been blocking the thread that all ranks share" in said
+    assert "need isolation='carrier'" in said
+    assert signal.getsignal(signal.SIGURG) is signal.SIG_DFL

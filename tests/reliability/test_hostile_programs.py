@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 import kernbench
+from kernbench.interruption import Interrupted, ending_signals
 from kernbench.scheduler import user_traceback
-from kernbench.scheduler.interruption import Interrupted, ending_signals
 from kernbench.torch_backend.rank_state.output import RankStream
 from tests.reliability.test_hangs import isolations, run
 

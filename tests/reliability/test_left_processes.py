@@ -6,12 +6,22 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from kernbench.child_processes import adopting, descendants, end_descendants, has_variable
+from kernbench import child_processes
+from kernbench.child_processes import (
+    NoMoreChildren,
+    adopting,
+    descendants,
+    end_descendants,
+    has_variable,
+    run_child,
+    threads_with_children,
+)
 from tests.reliability.test_commands_end import is_running
 from tests.reliability.test_hangs import ENVIRON, LIMIT, RUN, isolations, write
 
@@ -38,6 +48,38 @@ def test_an_orphan_is_ended_and_another_process_is_not() -> None:
         assert not is_running(int(made.stdout))
         assert other.poll() is None
         other.kill()
+
+
+def test_a_thread_that_is_about_to_start_a_process_starts_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The block is left by what a signal raises, say, when its threads are anywhere in what they do."""
+    begun, left = threading.Event(), threading.Event()
+    monkeypatch.setattr(child_processes, "_end", lambda running: left.set())
+
+    def point() -> None:
+        begun.set()
+        left.wait()
+        run_child(["touch", "made"], cwd=tmp_path, env={}, timeout=None)
+
+    with pytest.raises(KeyboardInterrupt), threads_with_children(1) as pool:  # noqa: PT012
+        under_way, to_come = pool.submit(point), pool.submit(point)
+        begun.wait()
+        raise KeyboardInterrupt
+    assert isinstance(under_way.exception(), NoMoreChildren)
+    assert to_come.cancelled()
+    run_child(["touch", "later"], cwd=tmp_path, env=dict(os.environ), timeout=None)
+    assert os.listdir(tmp_path) == ["later"]
+
+
+def test_what_a_killed_process_had_started_holds_up_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the pipe that the process's output is read from."""
+    monkeypatch.setattr(child_processes, "_GRACE", 0.1)
+    stubborn = "trap '' TERM; sleep 1000 & echo $! > number; wait"
+    with pytest.raises(KeyboardInterrupt), threads_with_children(1) as pool:  # noqa: PT012
+        pool.submit(run_child, ["sh", "-c", stubborn], cwd=tmp_path, env=dict(os.environ), timeout=None)
+        while not (tmp_path / "number").exists() or not (tmp_path / "number").read_text():
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+    assert not is_running(int((tmp_path / "number").read_text()))
 
 
 WAITS = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import errno
 import json
 import os
 import re
@@ -20,10 +21,11 @@ from click.testing import CliRunner
 
 import kernbench
 from kernbench.cli import app
-from kernbench.errors import ConfigError
+from kernbench.errors import ConfigError, OutputError
 from kernbench.sweep import Outcome, SweepResult, sweep
 from kernbench.sweep.journal import Journal, JournalWarning
 from kernbench.sweep.runner import StudyRunner
+from kernbench.sweep.workers import _why_not_started
 
 PROGRAM = Path(__file__).with_name("program.py")
 AXES: dict[str, list[Any]] = {"system": ["sip8", "dgx_h100"], "world_size": [2, 4], "n": [8, 13, 64]}
@@ -151,6 +153,26 @@ def test_a_last_line_that_lacks_its_end_alone_counts(tmp_path: Path) -> None:
     with journal.opened(fresh=False):
         journal.add(outcome_of("c"))
     assert [*Journal(path).read()] == ["a", "b", "c"]
+
+
+def test_a_journal_that_cannot_be_written_is_an_error_in_a_line(tmp_path: Path) -> None:
+    full, locked = tmp_path / "journal.jsonl", tmp_path / "file" / "journal.jsonl"
+    full.symlink_to("/dev/full")
+    locked.parent.touch()
+    journal = Journal(full)
+    with journal.opened(fresh=True), pytest.raises(OutputError, match=r"cannot write .*journal.jsonl: No space left"):
+        journal.add(outcome_of("a"))
+    with pytest.raises(OutputError, match=r"cannot write .*file: File exists"), Journal(locked).opened(fresh=True):
+        pass
+
+
+def test_a_cluster_that_cannot_be_started_says_why() -> None:
+    error = RuntimeError("Nanny failed to start.")
+    error.__cause__ = OSError(errno.EMFILE, "Too many open files")
+    assert _why_not_started(error) == (
+        "Dask could not start its processes: OSError: [Errno 24] Too many open files. Allow more files (ulimit -n), or run "
+        "one point after the other, with jobs=0"
+    )
 
 
 def test_another_text_of_the_program_is_another_sweep(tmp_path: Path) -> None:

@@ -372,6 +372,7 @@ def test_a_test_that_stands_still_fails(pytester: pytest.Pytester, run_pytest: R
     """And the next one runs."""
     pytester.makepyfile(
         test_it="""
+        import threading
         import pytest
 
         @pytest.mark.world_size(2)
@@ -380,10 +381,21 @@ def test_a_test_that_stands_still_fails(pytester: pytest.Pytester, run_pytest: R
                 sum(range(100))
 
         @pytest.mark.world_size(2)
+        def test_waits(rank):
+            lock = threading.Lock()
+            assert lock.acquire()
+            while rank == 1 and not lock.acquire():
+                pass
+
+        @pytest.mark.world_size(2)
         def test_goes_on(rank):
             assert rank < 2
         """
     )
     result = run_pytest("--kernbench-hang-after=1")
-    result.assert_outcomes(failed=1, passed=1)
+    result.assert_outcomes(failed=2, passed=1)
     assert any("NoProgressError" in line for line in result.outlines)
+    result.stdout.fnmatch_lines(
+        [">*while rank == 1 and not lock.acquire():", "*NoProgressError: no rank has come further*"]
+    )
+    assert not any("target.switch()" in line for line in result.outlines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sysconfig
 import threading
 from _thread import start_new_thread
 from collections.abc import Iterator
@@ -11,6 +12,8 @@ from contextlib import contextmanager
 from os import kill
 from time import sleep
 from typing import Any
+
+from kernbench.own_files import PACKAGE
 
 
 class Interrupted(KeyboardInterrupt):
@@ -30,7 +33,7 @@ class Interrupted(KeyboardInterrupt):
         return 128 + self.signum
 
 
-DEFAULTS: dict[signal.Signals, object] = {
+DEFAULTS: dict[signal.Signals, Any] = {
     signal.SIGINT: signal.default_int_handler,
     signal.SIGTERM: signal.SIG_DFL,
     signal.SIGHUP: signal.SIG_DFL,  # the terminal has been closed
@@ -41,6 +44,10 @@ DEFAULTS: dict[signal.Signals, object] = {
 _AGAIN = 0.01
 """Seconds of real time after which a signal comes again that has come at a bad moment."""
 
+_IMPORTS = "<frozen importlib._bootstrap>"
+_INSTALLED = ("<", PACKAGE, *(os.path.join(sysconfig.get_path(name), "") for name in ("stdlib", "purelib", "platlib")))
+"""How names of files begin that are no program's own."""
+
 
 def _send_again(process: int, signum: int) -> None:
     """In a thread: of the machine's, at the machine's time, whatever rank is running."""
@@ -48,13 +55,25 @@ def _send_again(process: int, signum: int) -> None:
     kill(process, signum)
 
 
-def _is_in_finalizer(frame: Any) -> bool:
-    """Whether a frame is called, however deeply, by ``__del__`` or by what a weak reference calls."""
+def _would_drop(frame: Any) -> bool:
+    """Whether what is raised in a frame may be dropped: it is called, however deeply, by ``__del__`` or by what a weak
+    reference calls, or a package is being imported, which C++ may do that goes on without it (torch, without NumPy)."""
+    own = False
     while frame is not None:
-        if frame.f_code.co_name == "__del__" or frame.f_globals.get("__name__") == "weakref":
+        name, file = frame.f_code.co_name, frame.f_code.co_filename
+        if name == "__del__" or frame.f_globals.get("__name__") == "weakref" or (file == _IMPORTS and not own):
             return True
+        own = own or not file.startswith(_INSTALLED)
         frame = frame.f_back
     return False
+
+
+def interrupt(signum: int, frame: Any) -> None:
+    """A handler of Ctrl-C before a command has another one: Python's, at a moment at which what is raised is not dropped."""
+    if _would_drop(frame):
+        start_new_thread(_send_again, (os.getpid(), signum))
+        return
+    signal.default_int_handler(signum, frame)
 
 
 class EndingHandler:
@@ -66,7 +85,8 @@ class EndingHandler:
 
     def __init__(self) -> None:
         self._process = os.getpid()
-        self.before = {each: default for each, default in DEFAULTS.items() if signal.getsignal(each) is default}
+        now = {each: signal.getsignal(each) for each in DEFAULTS}
+        self.before = {each: found for each, found in now.items() if found is DEFAULTS[each] or found is interrupt}
         """The signals that it is to handle: those that were handled as Python does by itself, and how."""
 
     @property
@@ -77,14 +97,13 @@ class EndingHandler:
     def __call__(self, signum: int, frame: Any) -> None:
         """A signal has come."""
         if self.is_mine:
-            if _is_in_finalizer(frame):  # Python drops what is raised there: the signal comes again
+            if _would_drop(frame):  # the signal comes again
                 start_new_thread(_send_again, (self._process, signum))
                 return
             for each in self.before:
                 signal.signal(each, signal.SIG_DFL)
             raise Interrupted(signum)
-        default = self.before[signal.Signals(signum)]
-        signal.signal(signum, default)
+        signal.signal(signum, DEFAULTS[signal.Signals(signum)])
         os.kill(os.getpid(), signum)
 
 
