@@ -125,7 +125,11 @@ def test_a_signal_does_not_tear_an_import_apart(early: bool, tmp_path: Path, mon
 
 @pytest.mark.parametrize(
     ("first", "second"),
-    [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGINT), (signal.SIGINT, signal.SIGTERM)],
+    [
+        (signal.SIGINT, signal.SIGINT),
+        pytest.param(signal.SIGTERM, signal.SIGINT, marks=pytest.mark.long),
+        pytest.param(signal.SIGINT, signal.SIGTERM, marks=pytest.mark.long),
+    ],
 )
 def test_a_second_signal_ends_it_at_once(tmp_path: Path, first: signal.Signals, second: signal.Signals) -> None:
     """While the first file is written in the end: what was there before is there still, and the others are as they were."""

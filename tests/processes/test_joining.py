@@ -119,7 +119,8 @@ def children_of(*processes: int | str) -> list[str]:
     return [child for each in processes for child in Path(f"/proc/{each}/task/{each}/children").read_text().split()]
 
 
-@pytest.mark.parametrize("data", ["--data", pytest.param("--no-data", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("data", ["--data", "--no-data"])
 def test_ranks_of_torchrun_do_what_ranks_of_ours_do(data, tmp_path):
     script, theirs, ours = (tmp_path / name for name in ("train.py", "theirs.json", "ours.json"))
     script.write_text(TRAIN)
