@@ -23,6 +23,8 @@ from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as a shell starts what runs in the background
     signal.signal(signal.SIGINT, signal.default_int_handler)
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # as nohup starts it: what tests start would ignore it, too
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 import kernbench
 from kernbench.runtime_api.context import RuntimeContext
