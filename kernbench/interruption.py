@@ -68,12 +68,18 @@ def _would_drop(frame: Any) -> bool:
     return False
 
 
+def _comes_again(signum: int, frame: Any) -> bool:
+    """Whether a signal has come at a moment at which what is raised may be dropped: then it comes again."""
+    dropped = _would_drop(frame)
+    if dropped:
+        start_new_thread(_send_again, (os.getpid(), signum))
+    return dropped
+
+
 def interrupt(signum: int, frame: Any) -> None:
     """A handler of Ctrl-C before a command has another one: Python's, at a moment at which what is raised is not dropped."""
-    if _would_drop(frame):
-        start_new_thread(_send_again, (os.getpid(), signum))
-        return
-    signal.default_int_handler(signum, frame)
+    if not _comes_again(signum, frame):
+        signal.default_int_handler(signum, frame)
 
 
 class EndingHandler:
@@ -97,8 +103,7 @@ class EndingHandler:
     def __call__(self, signum: int, frame: Any) -> None:
         """A signal has come."""
         if self.is_mine:
-            if _would_drop(frame):  # the signal comes again
-                start_new_thread(_send_again, (self._process, signum))
+            if _comes_again(signum, frame):
                 return
             for each in self.before:
                 signal.signal(each, signal.SIG_DFL)

@@ -347,9 +347,9 @@ class Carrier:
 
     def frame(self) -> FrameType | None:
         """See :class:`~kernbench.scheduler.execution.RankExecution`: where the thread is."""
-        return (
-            None if self.finished else frame_of_thread(self.thread.ident)
-        )  # another thread may have its number by then
+        if self.finished:  # another thread may have its number by then
+            return None
+        return frame_of_thread(self.thread.ident)
 
     def close(self) -> None:
         """In main, of a further thread: its rank has ended. If it waits for the world, or is to come, it is left alone."""

@@ -104,7 +104,7 @@ class Runner:
         """See :class:`~kernbench.scheduler.standstill.Stoppable`: that of a carrier is the watchdog's own business."""
 
 
-_WAKES = getattr(signal, "SIGURG", None)
+_WAKES = signal.SIGURG
 """A signal that does nothing by itself, and that a wait in C is interrupted by."""
 
 
@@ -161,13 +161,13 @@ class GreenletRunner(Runner):
         if standstill is None:
             yield
             return
-        self._wakes = _WAKES is not None and threading.current_thread() is threading.main_thread()
-        before: Any = signal.signal(_WAKES, self._woken) if self._wakes and _WAKES is not None else None
+        self._wakes = threading.current_thread() is threading.main_thread()
+        before: Any = signal.signal(_WAKES, self._woken) if self._wakes else None
         try:
             with Watchdog(standstill).watching():
                 yield
         finally:
-            if self._wakes and _WAKES is not None:
+            if self._wakes:
                 self._wakes = False
                 signal.signal(_WAKES, before)
 
@@ -178,7 +178,7 @@ class GreenletRunner(Runner):
 
     def _raise(self, error: BaseException) -> None:
         """In the watchdog's thread: raise it in the ranks' one."""
-        if self._wakes and _WAKES is not None:
+        if self._wakes:
             self._ends_with = error
             signal.pthread_kill(self._thread, _WAKES)
         else:

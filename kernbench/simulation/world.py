@@ -24,10 +24,6 @@ from kernbench.simulation.time.wait_queue import Waits
 from kernbench.simulation.values.deferred_launches import Values
 
 
-def _never() -> bool:
-    return False
-
-
 @dataclass(eq=False, repr=False)
 class World:
     """The ranks of the last spawn, and what was opened for them.
@@ -90,19 +86,17 @@ class World:
             self.size > 0 and not self._goes_on and getcurrent() is self.scheduler.main and os.getpid() == self._process
         )
 
-    def run(self, until: Callable[[], bool] = _never) -> bool:
-        """Run ranks until all have ended (True), and close their world, or until ``until()`` is true before that.
+    def run(self) -> None:
+        """Run ranks until all have ended, and close their world.
 
         Raises:
             SpawnException: ranks have failed. The others have been unwound.
         """
-        ended = self.go_on(until)
-        if ended:
-            self.close()
-        return ended
+        self.go_on(lambda: False)
+        self.close()
 
     def go_on(self, until: Callable[[], bool]) -> bool:
-        """The same, for main, which has not joined them: their world stays open.
+        """Run ranks until all have ended (True), or ``until()`` is true before that. Their world stays open.
 
         Raises:
             SpawnException: ranks have failed. The others have been unwound.

@@ -100,10 +100,16 @@ class KernelMemory:
         return self.multicast.bases_of(address)
 
 
-def tensor_of(arg: Any) -> torch.Tensor | None:
+def given_tensor(arg: Any) -> torch.Tensor | None:
     """The tensor that an argument of a kernel is, or into which a descriptor or a reinterpretation of Triton's points."""
     tensor = arg if isinstance(arg, torch.Tensor) else getattr(arg, "base", None)
-    return plain(tensor) if isinstance(tensor, torch.Tensor) else None
+    return tensor if isinstance(tensor, torch.Tensor) else None
+
+
+def tensor_of(arg: Any) -> torch.Tensor | None:
+    """That tensor, plain."""
+    tensor = given_tensor(arg)
+    return None if tensor is None else plain(tensor)
 
 
 def tensors_of(args: Sequence[Any]) -> list[torch.Tensor]:
@@ -184,9 +190,7 @@ class KernelLauncher:
             return
         for each in far:
             if each.numel() and not self.maps(each):
-                at = next(
-                    place for place, arg in enumerate(launch.args) if arg is each or getattr(arg, "base", None) is each
-                )
+                at = next(place for place, arg in enumerate(launch.args) if given_tensor(arg) is each)
                 raise ValueError(
                     f"Pointer argument (at {at}) cannot be accessed from Triton (cpu tensor?): kernel {launch.name} is given a "
                     f"tensor {tuple(each.shape)} of the host beside tensors on a GPU"
@@ -198,9 +202,7 @@ class KernelLauncher:
             raise KernbenchError(
                 f"kernel {launch.name} was launched from inside a kernel: launch it from the rank's program"
             )
-        tensors = [
-            arg if isinstance(arg, torch.Tensor) else arg.base for arg in launch.args if tensor_of(arg) is not None
-        ]
+        tensors = [tensor for arg in launch.args if (tensor := given_tensor(arg)) is not None]
         self._require_reach(launch, tensors)
         launch.args = [plain(arg) if isinstance(arg, torch.Tensor) else arg for arg in launch.args]
         host = self.hosts.current()
