@@ -249,12 +249,12 @@ class RankProcesses(ABC):
             awaited = [back for back, each in self.away.items() if each.counts()] or come
             if not awaited:
                 return False
-            first = next((back for back in awaited if back not in self._slow), awaited[0])
+            first = ([back for back in awaited if back not in self._slow] or come or awaited)[0]
             if first in come:
                 self._slow.discard(first)
                 first.fulfil()
                 return True
-            others = any(back in come for back in awaited)
+            others = bool(come)
             sockets = {self.away[back].process.wire.socket.fileno() for back in ([first] if others else awaited)}
             with self.awaiting(sorted({self.away[back].process.rank for back in awaited})):
                 found = self.await_one(sorted(sockets), PATIENCE if others else seconds)

@@ -185,9 +185,11 @@ class ThreadSide:
         return come
 
     def _listening(self, waited: float) -> list[int]:
-        """Ranks of which a thread waits for others: this one, until something has come, or a limit has passed here, too."""
+        """Ranks of which a thread waits for others: this one, until something or a thread that was away has come, or a limit
+        has passed here, too."""
         overdue = any(limit < waited for limit in self._limits.values())
-        return [self._side.rank] if self._awaited and not self._arrivals and not overdue else []
+        come = self._arrivals or self._side.returning
+        return [self._side.rank] if self._awaited and not come and not overdue else []
 
 
 class ProcessTurns:

@@ -96,6 +96,7 @@ class Uplink:
         signals: whose handlers do not run in the middle of what is said.
         settle: gives what threads have to say that take no turns.
         looks: whether what threads wait for is ready, by the numbers of their calls.
+        returning: threads that were away, and wait for their turn.
         shares: marks a SIP as one that other processes use, too.
     """
 
@@ -116,6 +117,7 @@ class Uplink:
         self.turn = _Numbered()
         self.settle: Callable[[bool], list[tuple[Any, ...]]] = lambda _: []
         self.looks: dict[int, Callable[[], bool]] = {}
+        self.returning: set[int | None] = set()
         self.shares: Callable[[int], None]
         self._turns = allocate_lock()
         self._replies: dict[int, tuple[Any, ...]] = {}
@@ -161,9 +163,12 @@ class Uplink:
             if crew.closed and self.turn.number:
                 raise SystemExit
             with self.signals:
+                self.returning.add(self.turn.number)
                 with self._lock:  # what is kept is of the thread that runs
                     self._send([("call", "come_back", (), None, "", 0, 0.0, user_location())])
-                self._hear("come_back", *self._reply())
+                reply = self._reply()
+                self.returning.discard(self.turn.number)
+                self._hear("come_back", *reply)
                 crew.write(own)
 
     def begin_turns(self) -> None:

@@ -137,6 +137,21 @@ with multiprocessing.get_context("fork").Pool(1) as pool:
         print("late")
 dist.barrier()
 """
+SLOW_POOL = """
+import ctypes, multiprocessing.pool, time
+
+wait_for_updates = multiprocessing.pool.Pool._wait_for_updates
+
+def slow(*args, **kwargs):
+    time.perf_counter()  # from here on its thread takes turns
+    wait_for_updates(*args, **kwargs)
+    ctypes.CDLL(None).usleep(1_500_000)  # the machine is busy
+
+multiprocessing.pool.Pool._wait_for_updates = staticmethod(slow)
+with multiprocessing.get_context("fork").Pool(1) as pool:
+    print("pool", pool.map(abs, [-1, -2]))
+dist.barrier()
+"""
 FORKS = """
 def forks():
     pid = os.fork()
@@ -180,7 +195,8 @@ next(each)
 del each
 """
 SURVIVORS = {
-    "pool": (POOL, ["late", "poll False False", "pool [1, 2]"]), "forks": (FORKS, ["code 3"]),
+    "pool": (POOL, ["late", "poll False False", "pool [1, 2]"]), "slow_pool": (SLOW_POOL, ["pool [1, 2]"]),
+    "forks": (FORKS, ["code 3"]),
     "finalizers": (FINALIZERS, ["code 3"]), "generator": (GENERATOR, []),
     "limits": ("import resource\nresource.setrlimit(resource.RLIMIT_NPROC, (64, 64))\ndist.barrier()", []),
 }  # fmt: skip

@@ -420,6 +420,7 @@ class RankThreads:
             busy = self.is_busy(() if self._come or overdue else self._listening.values())
             if busy and not (self._come and looks > IMPATIENT):
                 continue
+            self._take_arrivals(0)  # a thread says what it has done before it is not busy any more
             if self._has_come(looks > PATIENCE):
                 return True
             if not self._expected() and not (self.looks and self.has_others()):

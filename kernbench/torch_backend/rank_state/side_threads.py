@@ -69,7 +69,6 @@ RELIES_ON = (
 )  # fmt: skip
 
 _keeps_workers: Any = multiprocessing.pool.Pool._handle_workers  # type: ignore[attr-defined]
-"""What a daemon of a pool of processes does that brings nothing, and goes round while a result has not been read."""
 
 _OWN = ("stream", "sip", "unrecorded", "each", "untimed", "watcher")
 """What of a host is the running thread's, not the rank's."""
@@ -166,7 +165,7 @@ class SideThreads:
             self.before_daemons()
             self.before_daemons = _nothing
             member = self._member(crew, lambda: _Ending(_asking(self._threads, begin), end))
-            if getattr(thread, "_target", None) != _keeps_workers:
+            if not _keeps_workers_of_pool(thread):
                 self._threads.watch(crew, thread)
         else:
             acts_for_a_rank()  # turns begin in a turn, and a daemon may have none yet
@@ -256,7 +255,10 @@ class SideThreads:
             end = self._ends.get(thread)
             if end is None:
                 self._threads.outside(f"the end of thread {thread.name!r}", lambda: _stock_join(thread, timeout))
-            elif end.wait(thread.name, timeout):
+                return
+            if _keeps_workers_of_pool(thread) and (crew := acting_crew()) is not None:
+                self._threads.watch(crew, thread)  # its end is what it brings
+            if end.wait(thread.name, timeout):
                 with going_on():  # it has nothing to do any more that takes a turn
                     _stock_join(thread)
 
@@ -311,6 +313,12 @@ def _waits_for_the_rank(thread: threading.Thread) -> bool:
     """Whether the first that a thread does is to wait for the rank's time or its other threads: a timer, an event loop."""
     loop = getattr(getattr(thread, "_target", None), "__self__", None)
     return isinstance(thread, threading.Timer) or isinstance(loop, asyncio.AbstractEventLoop)
+
+
+def _keeps_workers_of_pool(thread: threading.Thread) -> bool:
+    """Whether it is the daemon that starts a pool's processes anew: until its end it brings nothing, and it goes round while a
+    result has not been read."""
+    return bool(getattr(thread, "_target", None) == _keeps_workers)
 
 
 def _serves_descriptors(thread: threading.Thread) -> bool:
@@ -374,6 +382,8 @@ class _End:
                 return False
             notice = self._threads.notice(f"the end of thread {name!r}")
             self._waiting.append(notice)
+            if not self.running:  # a thread without a turn has ended before it could see who waits
+                return True
             if not self._threads.wait(notice, timeout):
                 return False
         return True
