@@ -27,7 +27,7 @@ from kernbench.processes.rank_process import Away, RankDiedError, RankProcess, R
 from kernbench.processes.shared_devices import DeviceAccounts
 from kernbench.processes.shared_memory import SharedRegion
 from kernbench.processes.timekeeper import Timekeeper
-from kernbench.processes.uplink import LOOK, SETTLE
+from kernbench.processes.uplink import LOOK, SETTLE, Settle
 from kernbench.scheduler import RaisedElsewhere, Rank, SideThread
 from kernbench.scheduler.execution import InGreenlet
 from kernbench.sim_engine import Condition, Operation
@@ -196,12 +196,12 @@ class Relay:
             scheduler.drop_side_thread(lane.side)
             scheduler.make_ready(lane.side.greenlet, GreenletExit())
 
-    def _await_thread(self, key: int, awaits: str, seconds: float | None) -> None:
+    def _await_thread(self, key: int, awaits: str, seconds: float | None, listens: bool = True) -> None:
         """A thread waits for another one, or for the end of its patience."""
         threads = self._simulation.threads
         notice = self._notices[key] = threads.notice(awaits)
         try:
-            threads.wait(notice, seconds)
+            threads.wait(notice, seconds, listens=listens)
         finally:
             del self._notices[key]
 
@@ -231,20 +231,35 @@ class Relay:
             notice.release()
 
     def _watch(self) -> None:
-        """The rank has started a thread that takes no turns yet."""
+        """A thread that takes no turns has begun, or goes on."""
+        threads = self._simulation.threads
         if not self._has_free:
             self._has_free = True
-            self._simulation.threads.settlers.append(self._settle)
+            threads.settlers.append(self._settle)
+        if not self._kept and self._stir not in threads.stirrers:
+            threads.stirrers.append(self._stir)
+
+    @property
+    def _kept(self) -> bool:
+        """Whether a keeper of time says when the process rests."""
+        return self._keeper is not None and self._keeper.active
+
+    def _stir(self) -> bool:
+        """In main, before time moves: whether threads that have begun, or gone on, without a turn have something to say."""
+        return self._hear_free(Settle.BEFORE_TIME)
 
     def _settle(self) -> bool:
         """In main, when nothing else can happen: whether threads that take no turns have something to say."""
+        return self._hear_free(Settle.STILL if self._kept else Settle.IDLE)
+
+    def _hear_free(self, how: Settle) -> bool:
         if self._rank in self._family.died or all(lane.away for lane in self._lanes.values()):
             return False
         try:
-            come = self._asked(SETTLE, self._keeper is not None and self._keeper.active)
+            come = self._asked(SETTLE, how)
         except (EOFError, OSError):
             return False
-        if come and self._keeper is not None and self._keeper.active:  # it comes from others, and they have got to now
+        if come and self._kept:  # it comes from others, and they have got to now
             self._me.clock = max(self._me.clock, self._simulation.engine.now)
         for item in come:
             self._handlers[item[0]](*item[1:])

@@ -11,12 +11,12 @@ from _thread import allocate_lock
 from collections import deque
 from collections.abc import Callable
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
-from kernbench.processes.uplink import Uplink
+from kernbench.processes.uplink import Settle, Uplink
 from kernbench.scheduler.crew import Crew, TakesTurns
 from kernbench.sim_engine import Condition
-from kernbench.simulation.time.rank_threads import LOOK, Notice
+from kernbench.simulation.time.rank_threads import LOOK, SLEEP, Notice
 
 REPLACED = (
     "crew",
@@ -26,7 +26,9 @@ REPLACED = (
     "watch",
     "linger",
     "close",
+    "stirs",
     "notice",
+    "sleep",
     "wait",
     "time",
     "tell",
@@ -36,17 +38,24 @@ REPLACED = (
 """Methods of a simulation's threads that a rank's process has of its own."""
 
 
+class _Arrival(NamedTuple):
+    """What a thread that takes no turns has to say; ``prompt``: before time moves."""
+
+    item: tuple[Any, ...]
+    prompt: bool
+
+
 class ThreadSide:
     """What is done here of :class:`.RankThreads`; ``side``: the way to the simulation."""
 
     def __init__(self, side: Uplink) -> None:
         self._side = side
         self._threads = side.simulation.threads
-        self._watch = self._threads.watch
+        self._watch, self._stirs = self._threads.watch, self._threads.stirs
         self._numbers, self._keys = count(1), count()
         self._awaited: dict[Notice, int] = {}
         self._limits: dict[Notice, float] = {}
-        self._arrivals: deque[tuple[Any, ...]] = deque()
+        self._arrivals: deque[_Arrival] = deque()
         self._mains: Notice | None = None
         self._interrupted = False
 
@@ -99,16 +108,28 @@ class ThreadSide:
         self._watch(crew, thread)
         self._side.cast("watch")
 
+    def stirs(self, thread: threading.Thread) -> None:
+        """See :meth:`RankThreads.stirs`."""
+        self._stirs(thread)
+        if self._side.has_turn:
+            self._side.cast("watch")
+
     def close(self, crew: Crew) -> None:
         """See :meth:`RankThreads.close`: those that are left end with the process."""
         crew.closed = True
 
-    def notice(self, awaits: str) -> Notice:
+    def notice(self, awaits: str, rank: int | None = None) -> Notice:
         """See :meth:`RankThreads.notice`."""
         return Notice(self, Condition(awaits, self._side.rank))
 
+    def sleep(self, seconds: float) -> None:
+        """See :meth:`RankThreads.sleep`."""
+        self._side.call("await_thread", next(self._keys), SLEEP, seconds, False)
+
     def wait(self, notice: Notice, seconds: float | None = None) -> bool:
         """See :meth:`RankThreads.wait`."""
+        if notice.told:
+            return True
         begin, left = self.time(), seconds
         while self._is_interrupted(notice, left) and (left is None or left > 0):
             left = None if seconds is None else seconds - (self.time() - begin)
@@ -167,22 +188,21 @@ class ThreadSide:
             del self._side.looks[key]
 
     def _arrive(self, *item: Any) -> None:
-        self._arrivals.append(item)
+        self._arrivals.append(_Arrival(item, self._threads.stirs_still()))
 
-    def settle(self, still: bool) -> list[tuple[Any, ...]]:
-        """While no thread has a turn: what those have to say that take none, as soon as they have nothing to do.
-
-        ``still``: they have nothing to do.
-        """
+    def settle(self, how: Settle) -> list[tuple[Any, ...]]:
+        """While no thread has a turn: what those have to say that take none, as soon as they have nothing to do."""
         pause, looks = allocate_lock(), 0
         pause.acquire()
-        while not still and self._threads.is_busy(self._listening(looks * LOOK)):
+        if how is Settle.BEFORE_TIME:
+            self._threads.let_rest()
+        while how is Settle.IDLE and self._threads.is_busy(self._listening(looks * LOOK)):
             pause.acquire(timeout=LOOK)
             looks += 1
-        come = []
-        while self._arrivals:
-            come.append(self._arrivals.popleft())
-        return come
+        come = [self._arrivals.popleft() for _ in range(len(self._arrivals))]
+        kept = [each for each in come if how is Settle.BEFORE_TIME and not each.prompt]
+        self._arrivals.extendleft(reversed(kept))
+        return [each.item for each in come if each not in kept]
 
     def _listening(self, waited: float) -> list[int]:
         """Ranks of which a thread waits for others: this one, until something or a thread that was away has come, or a limit

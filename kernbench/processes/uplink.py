@@ -7,6 +7,7 @@ import threading
 from _thread import RLock, allocate_lock
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from enum import Enum, auto
 from typing import Any, NoReturn
 
 from kernbench.errors import KernbenchError
@@ -62,6 +63,20 @@ class _Ticket:
         self._released.append(self.number)
 
 
+class Settle(Enum):
+    """How long threads that take no turns are waited for.
+
+    Attributes:
+        BEFORE_TIME: those that have begun, or gone on, until they rest; only what they have to say is asked for.
+        IDLE: all, until nothing is expected of them: nothing else can happen.
+        STILL: not at all: they have nothing to do.
+    """
+
+    BEFORE_TIME = auto()
+    IDLE = auto()
+    STILL = auto()
+
+
 class RankHost(Host):
     """The host of a rank that is a process."""
 
@@ -115,7 +130,7 @@ class Uplink:
         self.writers: dict[int, dict[int, Posted]] = {}
         self.crew: Crew | None = None
         self.turn = _Numbered()
-        self.settle: Callable[[bool], list[tuple[Any, ...]]] = lambda _: []
+        self.settle: Callable[[Settle], list[tuple[Any, ...]]] = lambda _: []
         self.looks: dict[int, Callable[[], bool]] = {}
         self.returning: set[int | None] = set()
         self.shares: Callable[[int], None]

@@ -20,7 +20,7 @@ from _thread import allocate_lock
 from collections.abc import Callable
 from threading import Thread  # a program may replace the name
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 from greenlet import getcurrent, greenlet
 
@@ -228,10 +228,12 @@ class Carrier:
         is_side: whether it runs a further thread of a rank.
         away: whether it does that now.
         ends_with_body: whether the thread of a side thread ends with its body: others wait for that.
+        parks: of a side thread: called when it is to have no turn any more.
         outside: what the thread is to do while it has not the baton, the next time that it waits (it waits for the world).
     """
 
     outside: Callable[[], None] | None = None
+    parks: Callable[[], None]
 
     def __init__(
         self,
@@ -262,6 +264,7 @@ class Carrier:
         self.stuck = False
         self.away = False
         self.ends_with_body = False
+        self._ending = False
         self._thrown: BaseException | None = None
         self._adopted = thread is not None or self.is_side
         self.thread = thread or Thread(
@@ -309,7 +312,7 @@ class Carrier:
         Raises whatever was thrown into the fronting greenlet meanwhile.
         """
         if self.stuck or (self.is_side and self.crew.closed):
-            raise SystemExit  # it was given up, and has woken up after all; or its rank has ended
+            self._end()  # it was given up, and has woken up after all; or its rank has ended
         crew = self.crew
         own = None if crew is None else crew.read()
         self.away = self.outside is not None
@@ -329,6 +332,16 @@ class Carrier:
             raise thrown
         if self.is_side and crew.closed:
             raise SystemExit
+
+    def _end(self) -> NoReturn:
+        """Have the thread end. A daemon that goes on nevertheless stands still then, as all do when Python ends."""
+        if self._ending and self.is_side and self.thread.daemon and not self.stuck:
+            self.parks()
+            still = allocate_lock()
+            still.acquire()
+            still.acquire()
+        self._ending = True
+        raise SystemExit
 
     def _be_outside(self) -> None:
         """Without the baton: the thread is no rank's, and asks nothing of the simulation."""

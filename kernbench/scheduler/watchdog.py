@@ -166,13 +166,20 @@ def _stack_of(thread: threading.Thread) -> str:
 
 
 def place_of(thread: threading.Thread) -> object:
-    """How far a rank's thread is: the processor time that it has used. None if not known.
+    """How far a rank's thread is: the processor time that it has used; one that does not sleep is always elsewhere. None if not
+    known.
 
     Not its frame: as long as another thread holds one, what the function's variables held lives on, and torch copies a
     gradient that it would have taken. Virtual time would depend on when a look happens.
     """
     try:
-        used = Path("/proc/self/task", str(thread.native_id), "schedstat").read_text().split()[0]
+        task = Path("/proc/self/task", str(thread.native_id))
+        used = (task / "schedstat").read_text().split()[0]
     except OSError:
         return None
-    return thread.ident, used
+    return (thread.ident, used) if sleeps(task) else object()
+
+
+def is_elsewhere(before: object, now: object) -> bool:
+    """Of two places (:func:`place_of`), whether a thread has gone on meanwhile, or may have."""
+    return before is None or before != now

@@ -99,14 +99,14 @@ class Drain:
             return True
         if self.hold is not None and self.hold():
             return True
-        if self.threads.look_at_rest():
+        if self.threads.settle() or self.threads.look_at_rest():
             return True
         self.polls.schedule()
         upcoming = self.engine.next_event
         if upcoming is not None:
             self.threads.schedule(upcoming)
-            if self.deadlines.expire_before(upcoming):
-                return True
+            if self.deadlines.first < upcoming:
+                return self.deadlines.expire_asked_for() if self.threads.only_beats else self.deadlines.expire_first()
         if self.release is not None and self.release(idle=False):
             return True
         if self.engine.advance() or (self.release is not None and self.release(idle=True)):
@@ -177,10 +177,10 @@ class Drain:
     def deadlock(self) -> None:
         """None can make progress: raise that in all that are blocked, so that their own ``except`` and ``finally`` work.
 
-        Of a rank's threads, those that wait for another one hear of it from that one.
+        Of a rank's threads, those that wait for another one hear of it from that one; a daemon that goes on by itself does not.
         """
         error = self._deadlock_error()
-        waiting = self.threads.that_wait_for_others(self.waits.pending)
+        waiting = self.threads.not_to_be_told(self.waits.pending)
         blocked = [target for _, target in self.waits.pending if target not in waiting]
         self.waits.clear(keep=waiting)
         self.matcher.forget_unmatched()

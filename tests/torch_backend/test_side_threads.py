@@ -267,7 +267,7 @@ def test_an_adopted_program_is_not_told_of_what_drives_it() -> None:
     over = threading.Event()
 
     def leaves_a_daemon(rank: int) -> None:
-        threading.Thread(target=over.wait, args=(20.0,), daemon=True).start()
+        threading.Thread(target=over.wait, daemon=True).start()
 
     with kernbench.simulate() as ctx:  # what an earlier run has left is there before
         ctx.multiprocessing.spawn(leaves_a_daemon, nprocs=2)

@@ -26,6 +26,7 @@ import torch.distributed.checkpoint as dcp
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import kernbench
+from kernbench.errors import DeadlockError
 
 Found = tuple[list[Any], list[Any]]
 Run = Callable[[Callable[[], Any]], Found]
@@ -372,20 +373,66 @@ def test_what_many_looks_wait_for_is_waited_for(beats: list[float]) -> None:
     assert 490 < len(beats) < 510
 
 
-def test_a_daemon_that_sleeps_by_the_machines_clock_is_said() -> None:
-    def body(rank: int) -> None:
-        happened = threading.Event()
+@pytest.mark.parametrize("sleeps", [True, False])
+def test_a_daemon_has_the_ranks_time(both: Run, sleeps: bool) -> None:
+    def body() -> Any:
+        beats, over = [], threading.Event()
 
-        def nap() -> None:
-            time.sleep(0.01)
-            happened.set()
+        def beat() -> None:
+            while True:
+                beats.append(round(time.monotonic(), 3))
+                time.sleep(0.5) if sleeps else over.wait(0.5)
 
-        threading.Thread(target=nap, daemon=True).start()
-        happened.wait()
+        begin = round(time.monotonic(), 3)
+        threading.Thread(target=beat, daemon=True).start()
+        time.sleep(1.2)
+        dist.barrier()
+        time.sleep(1.0)
+        return [round(each - begin, 3) for each in beats]
 
-    with kernbench.simulate("dgx_h100") as ctx:
-        ctx.multiprocessing.spawn(body, nprocs=1)
-        assert [each for each in ctx.simulation.remarks if "has slept by the machine's clock" in each]
+    assert both(body)[0] == [[0.0, 0.5, 1.0, 1.5, 2.0]] * 2
+
+
+def test_a_daemon_goes_on_at_once_where_it_is_given_work(both: Run) -> None:
+    def body() -> Any:
+        work: queue.SimpleQueue[float] = queue.SimpleQueue()
+        done = []
+
+        def works() -> None:
+            while True:
+                time.sleep(work.get())
+                done.append(round(time.monotonic() - begin, 3))
+
+        begin = time.monotonic()
+        threading.Thread(target=works, daemon=True).start()
+        for seconds in (0.25, 0.5):
+            time.sleep(0.1)
+            work.put(seconds)
+        time.sleep(2.0)
+        return done
+
+    assert both(body)[0] == [[0.35, 0.85]] * 2
+
+
+@pytest.mark.parametrize("sleeps", [True, False])
+def test_a_daemon_that_beats_hears_of_no_deadlock(both: Run, sleeps: bool) -> None:
+    def body() -> Any:
+        heard, over, gloo = [], threading.Event(), dist.new_group(backend="gloo")
+
+        def beat() -> None:
+            try:
+                while True:
+                    time.sleep(0.5) if sleeps else over.wait(0.5)
+            except BaseException as error:
+                heard.append(type(error).__name__)
+                raise
+
+        threading.Thread(target=beat, daemon=True).start()
+        with pytest.raises(DeadlockError):
+            dist.recv(torch.zeros(1), 1 - dist.get_rank(), group=gloo)
+        return heard
+
+    assert both(body)[0] == [[], []]
 
 
 def test_asynchronous_checkpoints(both: Run, tmp_path: Path) -> None:

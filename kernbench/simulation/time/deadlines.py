@@ -2,12 +2,14 @@
 
 A timeout never keeps a simulation alive by itself. When virtual time would pass a deadline, the operation fails with its
 timeout error. When no rank can run and nothing is in flight, a deadline that the program *asked for* is jumped to, because
-its error is what the program waits to see; one that it merely got by default is not: then the deadlock report says more.
+its error is what the program waits to see; one that it merely got by default is not: then the deadlock report says more. So it
+is where daemons go on by themselves, and nothing else happens.
 """
 
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Callable
 from itertools import count
 
@@ -34,14 +36,19 @@ class Deadlines:
         """Forget every deadline."""
         self._heap.clear()
 
-    def expire_before(self, time: float) -> bool:
-        """Expire the first deadline before ``time`` (s), if there is one, and those at the same time as it."""
+    @property
+    def first(self) -> float:
+        """When the first one is that can still expire, s."""
         heap = self._heap
         while heap and (heap[0][2].start is not None or heap[0][2].done):
             heapq.heappop(heap)
-        if not heap or heap[0][0] >= time:
+        return heap[0][0] if heap else math.inf
+
+    def expire_first(self) -> bool:
+        """Expire the first deadline, if there is one, and those at the same time as it."""
+        heap, at = self._heap, self.first
+        if not heap:
             return False
-        at = heap[0][0]
         while heap and heap[0][0] == at:
             _, _, op, _, expire, args = heapq.heappop(heap)
             if not op.done and op.start is None:

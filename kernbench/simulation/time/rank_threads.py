@@ -27,7 +27,7 @@ from kernbench.scheduler import RankScheduler, SideThread
 from kernbench.scheduler.carrier import Carrier, current_carrier
 from kernbench.scheduler.crew import Crew, TakesTurns, being_outside
 from kernbench.scheduler.runners import CarrierRunner
-from kernbench.scheduler.watchdog import place_of
+from kernbench.scheduler.watchdog import is_elsewhere, place_of
 from kernbench.sim_engine import Condition, GraphEngine
 from kernbench.simulation.ranks.hosts import Hosts
 from kernbench.simulation.time.wait_queue import Waits
@@ -56,6 +56,15 @@ IMPATIENT = 3 * QUIET
 does."""
 
 
+GLANCE = 0.02
+"""Seconds of the machine's time between two looks at a thread that has just begun, or gone on, without a turn."""
+
+_MOST_GLANCES = 250
+"""Of those, as many as are waited for: a thread that goes round never rests."""
+
+SLEEP = "the end of its sleep"
+"""What a daemon that sleeps waits for."""
+
 LOOKED_AT = "memory that it looks at"
 """What a thread waits for that looks again and again at what another process may write."""
 
@@ -69,11 +78,13 @@ class Coming(NamedTuple):
 
     Attributes:
         of: of threads that take no turns yet, the rank's number; of one that was outside, what ends that.
-        call: called in main when nothing else can happen.
+        call: called in main: before time moves if the thread has not rested before (``prompt``), else when nothing else can
+            happen.
     """
 
     of: int | Condition
     call: Callable[[], None]
+    prompt: bool = False
 
 
 class Teller(Protocol):
@@ -91,7 +102,7 @@ class Notice:
         condition: what the thread waits for: that, or the end of its patience.
     """
 
-    __slots__ = ("_threads", "condition", "told")
+    __slots__ = ("__weakref__", "_threads", "condition", "told")
 
     def __init__(self, threads: Teller, condition: Condition) -> None:
         self.told = False
@@ -105,12 +116,35 @@ class Notice:
             self._threads.tell(self)
 
 
+class _Rest:
+    """What a thread without a turn waits for: a lock, whose release has it go on.
+
+    Attributes:
+        held: the lock.
+        told: whether it has been released.
+    """
+
+    def __init__(self, threads: RankThreads) -> None:
+        self.told = False
+        self.held = allocate_lock()
+        self.held.acquire()
+        self._threads = threads
+        self._thread = threading.current_thread()
+
+    def release(self) -> None:
+        """In any thread."""
+        self.told = True
+        self._threads.stirs(self._thread)
+        self.held.release()
+
+
 class RankThreads:
     """The threads of one simulation's ranks.
 
     Attributes:
         settlers: of ranks that have processes, called when nothing else can happen: whether a thread there that takes no turns
             has had something happen.
+        stirrers: of these, those whose processes have a thread that has begun, or gone on, without a turn.
         has_others: whether processes that are no ranks may bring something.
         run_until: in main, runs the ranks until what it is given is true, or all have ended (the world sets it).
     """
@@ -120,12 +154,15 @@ class RankThreads:
         self._hosts = hosts
         self._scheduler = scheduler
         self._waits = waits
-        self._arrivals: SimpleQueue[Coming] = SimpleQueue()
+        self._arrivals: SimpleQueue[Coming | None] = SimpleQueue()
         self._timers: list[tuple[float, int, Notice]] = []
+        self._beats: weakref.WeakSet[Notice] = weakref.WeakSet()  # that daemons wait for
         self._serial = count()
         self._listening: dict[Condition, int | None] = {}
         self._outside: dict[Condition, SideThread | None] = {}
         self._free: list[tuple[Crew, threading.Thread]] = []
+        self._stirring: set[threading.Thread] = set()  # they have not come to rest since they began, or went on
+        self.stirrers: list[Callable[[], bool]] = []
         self._resting: dict[int | None, Any] = {}
         self._places: weakref.WeakKeyDictionary[threading.Thread, tuple[Any, int]] = weakref.WeakKeyDictionary()
         self._asking: list[Carrier] = []
@@ -165,6 +202,7 @@ class RankThreads:
         if thread is not None:
             carrier.thread, carrier.ends_with_body = thread, True
         turns = CarrierTurns(self, side, carrier)
+        carrier.parks = turns.leave
         if ready:
             self.admit(turns)
         return turns
@@ -183,7 +221,7 @@ class RankThreads:
             self._asking.remove(turns.carrier)
             self.admit(turns)
 
-        self._arrivals.put(Coming(turns.side.rank, come))
+        self._arrivals.put(Coming(turns.side.rank, come, self.stirs_still()))
         self.unwatch()
 
     def ended(self, side: SideThread) -> None:
@@ -197,6 +235,7 @@ class RankThreads:
         """A daemon has begun, which takes no turns yet."""
         self._free = [each for each in self._free if each[1].is_alive() or each[1].ident is None]
         self._free.append((crew, thread))
+        self._stirring.add(thread)
 
     def has_free(self, crew: Crew) -> bool:
         """Whether a daemon of the crew runs that takes no turns: it may be about to do something."""
@@ -206,6 +245,13 @@ class RankThreads:
         """The running thread has asked for turns: until then it did something."""
         me = threading.current_thread()
         self._free = [each for each in self._free if each[1] is not me]
+        self._settles(me)
+
+    def _settles(self, thread: threading.Thread) -> None:
+        """In any thread: one without a turn has come to rest, or asked for turns."""
+        if thread in self._stirring:
+            self._stirring.discard(thread)
+            self._arrivals.put(None)
 
     def linger(self, rank: int, name: str) -> None:
         """The program of ``rank`` has ended, and its rank waits for a thread of it; empty: for none any more."""
@@ -234,6 +280,8 @@ class RankThreads:
         self._listening.clear()
         self._outside.clear()
         self._free.clear()
+        self._stirring.clear()
+        self.stirrers.clear()
         self._come.clear()
         self._slow.clear()
         self._looked_at.clear()
@@ -245,18 +293,32 @@ class RankThreads:
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 
-    def notice(self, awaits: str) -> Notice:
-        """Something to wait for: ``awaits`` says what, in reports."""
-        return Notice(self, Condition(awaits, self._hosts.current_rank()))
+    def notice(self, awaits: str, rank: int | None = None) -> Notice:
+        """Something for a thread of ``rank`` (None: the running one) to wait for: ``awaits`` says what, in reports."""
+        return Notice(self, Condition(awaits, self._hosts.current_rank() if rank is None else rank))
 
-    def wait(self, notice: Notice, seconds: float | None = None) -> bool:
-        """Let the others go on until another thread releases ``notice``: whether it has, within ``seconds`` of virtual time."""
+    def sleep(self, seconds: float) -> None:
+        """In a daemon: let the others go on for so long."""
+        self.wait(self.notice(SLEEP), seconds, listens=False)
+
+    def wait(self, notice: Notice, seconds: float | None = None, *, listens: bool = True) -> bool:
+        """Let the others go on until another thread releases ``notice``: whether it has, within ``seconds`` of virtual time.
+
+        Args:
+            listens: whether another thread may.
+        """
+        if notice.told:  # before the thread had its first turn
+            return True
         host, condition = self._hosts.current(), notice.condition
         if seconds is not None:
             self._set_timer(
                 notice, max(host.clock + seconds, math.nextafter(host.clock, math.inf))
             )  # not again at one time
-        self._listening[condition] = host.rank
+            side = self._scheduler.side_threads.get(self._scheduler.waitable())
+            if side is not None and side.daemon:
+                self._beats.add(notice)
+        if listens:
+            self._listening[condition] = host.rank
         try:
             self._waits.block_on(condition)
         finally:
@@ -316,6 +378,37 @@ class RankThreads:
             notice.release()
         return bool(found)
 
+    def settle(self) -> bool:
+        """In main, before time moves: let threads that have begun, or gone on, without a turn come to rest. Whether something
+        has come of that: what they ask for comes at this time."""
+        asked = False
+        if self.stirrers:
+            stirrers, self.stirrers = self.stirrers, []
+            asked = sum(settle() for settle in stirrers) > 0
+        if self._stirring:
+            self.let_rest()
+        if not self._arrivals.empty():
+            self._take_arrivals(0)
+        return (bool(self._come) and self._begin_asked(prompt=True)) or asked
+
+    def let_rest(self) -> None:
+        """While no thread has a turn: wait for those that have begun, or gone on, without one: until they rest, wait for the
+        world outside, have ended or asked for turns. One that goes round is not waited for for long."""
+        places: dict[threading.Thread, Any] = {}
+        for _ in range(_MOST_GLANCES):
+            self._take_arrivals(GLANCE)
+            for thread in list(self._stirring):
+                before, places[thread] = places.get(thread), place_of(thread)
+                if not thread.is_alive() or not (before is None or is_elsewhere(before, places[thread])):
+                    self._stirring.discard(thread)
+            if not self._stirring:
+                return
+        self._stirring.clear()
+
+    def stirs_still(self) -> bool:
+        """Whether the running thread takes no turns and has not rested since it began, or went on."""
+        return threading.current_thread() in self._stirring
+
     def look_at_rest(self) -> bool:
         """In main, before time moves: the same, once threads that take no turns have done what they had to."""
         if not self._looked_at:
@@ -340,7 +433,7 @@ class RankThreads:
         if getcurrent() in self._scheduler.rank_by_greenlet or getcurrent() is self._scheduler.main:
             notice.condition.fulfil()
         else:
-            self._arrivals.put(Coming(notice.condition.rank or 0, notice.condition.fulfil))
+            self._arrivals.put(Coming(notice.condition.rank or 0, notice.condition.fulfil, self.stirs_still()))
 
     def outside(self, awaits: str, work: Callable[[], Any]) -> Any:
         """What ``work()`` gives, which waits for what the simulation does not see: the others go on meanwhile."""
@@ -379,19 +472,26 @@ class RankThreads:
         """In any thread: the ranks of which a thread waits for what the simulation does not see."""
         return sorted({back.rank for back in self._outside if back.rank is not None})
 
-    def rest(self, acquire: Callable[[Any], bool]) -> tuple[Any, Callable[[], bool]]:
-        """In a thread that takes no turns: a lock to wait for by what is given, of which nothing is expected meanwhile."""
-        lock, me = allocate_lock(), threading.get_ident()
-        lock.acquire()
+    def rest(self) -> tuple[Any, Callable[[], bool]]:
+        """In a thread that takes no turns: a lock to wait for by what comes with it, of which nothing is expected meanwhile."""
+        lock, me = _Rest(self), threading.current_thread()
 
         def wait() -> bool:
-            self._resting[me] = lock
+            self._resting[me.ident] = lock.held
+            self._settles(me)
+            if lock.told:  # meanwhile
+                self.stirs(me)
             try:
-                return acquire(lock)
+                return lock.held.acquire()
             finally:
-                self._resting.pop(me, None)
+                self._resting.pop(me.ident, None)
 
         return lock, wait
+
+    def stirs(self, thread: threading.Thread) -> None:
+        """In any thread: one without a turn, which had come to rest, goes on."""
+        if any(each is thread for _, each in self._free):
+            self._stirring.add(thread)
 
     # -- in main -----------------------------------------------------------------------------------------------------
 
@@ -433,17 +533,26 @@ class RankThreads:
     def _take_arrivals(self, timeout: float) -> None:
         with suppress(Empty):
             # Python 3.10 may wait for ever where the timeout is 0
-            self._come.append(self._arrivals.get(timeout=timeout) if timeout else self._arrivals.get_nowait())
+            self._has_arrived(self._arrivals.get(timeout=timeout) if timeout else self._arrivals.get_nowait())
             while True:
-                self._come.append(self._arrivals.get_nowait())
+                self._has_arrived(self._arrivals.get_nowait())
 
-    def _has_come(self, impatient: bool) -> bool:
-        """Resume those that have come; those from outside one after the other, in the order in which they went there."""
-        begun = [each for each in self._come if isinstance(each.of, int)]
+    def _has_arrived(self, coming: Coming | None) -> None:
+        if coming is not None:
+            self._come.append(coming)
+
+    def _begin_asked(self, *, prompt: bool = False) -> bool:
+        """Let happen what threads that take no turns have asked for, or only what was ``prompt``; whether there is any."""
+        begun = [each for each in self._come if isinstance(each.of, int) and each.prompt >= prompt]
         if begun:
             self._come = [each for each in self._come if each not in begun]
             for each in sorted(begun, key=_rank_of):
                 each.call()
+        return bool(begun)
+
+    def _has_come(self, impatient: bool) -> bool:
+        """Resume those that have come; those from outside one after the other, in the order in which they went there."""
+        if self._begin_asked():
             return True
         come = {each.of: each for each in self._come if isinstance(each.of, Condition)}
         if impatient and come:
@@ -488,11 +597,20 @@ class RankThreads:
             busy = busy or self._places[thread][1] <= QUIET
         return busy
 
-    def that_wait_for_others(self, pending: Collection[tuple[Any, Any]]) -> set[Any]:
-        """Of those who wait, threads that do so for another one of their rank, where one of that waits for something else."""
+    def not_to_be_told(self, pending: Collection[tuple[Any, Any]]) -> set[Any]:
+        """Of those who wait, threads that a deadlock is not the business of: those that do so for another one of their rank,
+        where one of that waits for something else, and daemons that go on when a limit runs out."""
         rank_of = self._scheduler.rank_by_greenlet
-        others = {rank_of.get(target) for awaited, target in pending if awaited not in self._listening}
-        return {target for awaited, target in pending if awaited in self._listening and rank_of.get(target) in others}
+        beats = {notice.condition for _, _, notice in self._timers if notice in self._beats}
+        beating = {target for awaited, target in pending if awaited in beats}
+        others = {
+            rank_of.get(target)
+            for awaited, target in pending
+            if awaited not in self._listening and target not in beating
+        }
+        return beating | {
+            target for awaited, target in pending if awaited in self._listening and rank_of.get(target) in others
+        }
 
     def limit(self) -> float | None:
         """Seconds after which the first limit runs out, None if there is none."""
@@ -502,6 +620,13 @@ class RankThreads:
         rank = self._timers[0][2].condition.rank
         host = self._hosts.main if rank is None else self._hosts.of_rank[rank]
         return max(0.0, self._timers[0][0] - host.clock)
+
+    @property
+    def only_beats(self) -> bool:
+        """Whether nothing happens any more but that limits run out of daemons, which go on by themselves."""
+        return self._idle > 0 and all(
+            notice in self._beats for _, _, notice in self._timers if not notice.condition.done
+        )
 
     def _run_out(self, *, still: bool) -> bool:
         """Have the first limit run out; ``still``: without virtual time."""

@@ -1,4 +1,4 @@
-"""``time`` inside a rank: its virtual clock.
+"""``time`` inside a rank, and its threads: its virtual clock.
 
 ``sleep`` lets the other ranks run while the rank's clock advances; ``time``, ``monotonic`` and ``perf_counter`` read that
 clock. Python code itself takes no virtual time, so reading a clock costs what a system call does, and a program that polls
@@ -14,6 +14,7 @@ import inspect
 import logging
 import os
 import sys
+import threading
 import time
 import timeit
 from collections.abc import Callable
@@ -21,7 +22,14 @@ from typing import Any
 
 from kernbench.defaults import EPOCH
 from kernbench.scheduler.carrier import has_own_thread
-from kernbench.scheduler.crew import current_thread_is_side
+from kernbench.scheduler.crew import (
+    Member,
+    acts_for_a_rank,
+    current_member,
+    current_thread_is_side,
+    is_forked,
+    is_outside,
+)
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.patches import Patches
 
@@ -61,11 +69,6 @@ _stock = {name: getattr(time, name) for name in (
 _parted: list[bool] = []
 """Whether a rank has forked this process: not empty then."""
 
-_FREE_SLEEP = (
-    "a daemon thread of a rank has slept by the machine's clock, which no rank's time follows: it makes others wait too "
-    "little (threading.Timer, event loops and threads that are no daemons sleep in the rank's time)"
-)
-
 NAP = 2e-3
 """Seconds of the machine's time that a sleep takes at most in a process that a rank has forked."""
 
@@ -83,7 +86,7 @@ class RankClock:
 
     def __init__(self) -> None:
         self._simulation: Simulation | None = None
-        self._looks: dict[int, tuple[int, float]] = {}
+        self._looks: dict[int | Member, tuple[int, float]] = {}  # of a rank, and of a daemon that takes no turns
         self.polled = polled_processes.PolledProcesses()
 
     def open(self, simulation: Simulation) -> None:
@@ -100,8 +103,10 @@ class RankClock:
     def look(self, by_program: bool = True) -> float | None:
         """Virtual seconds of the rank that asks; None outside ranks. A look that is not the program's takes no time."""
         simulation = self._simulation
-        if simulation is None or simulation.scheduler.current_rank() is None or simulation.hosts.observing:
+        if simulation is None or simulation.hosts.observing:
             return None
+        if simulation.scheduler.current_rank() is None:
+            return self._look_of_free(simulation) if by_program else None
         me = simulation.hosts.current()
         assert me.rank is not None
         if (me.unrecorded and not _parted) or me.untimed or not by_program:
@@ -115,6 +120,20 @@ class RankClock:
             self._pass(simulation, POLL_STEP)
         self._looks[me.rank] = (looks, me.clock)
         return me.clock
+
+    def _look_of_free(self, simulation: Simulation) -> float | None:
+        """The same for a daemon that takes no turns yet; it takes some if it polls."""
+        member = current_member()
+        if member is None or is_outside() or is_forked():
+            return None
+        clock = simulation.hosts.of_rank[member.crew.rank].clock
+        looks, last = self._looks.get(member, (0, -1.0))
+        looks = looks + 1 if clock == last else 0
+        self._looks[member] = looks, clock
+        if looks > PATIENCE and acts_for_a_rank():
+            del self._looks[member]
+            return self.look()
+        return clock
 
     def dated(self) -> None:
         """The program writes down the time of a rank as a date."""
@@ -130,9 +149,7 @@ class RankClock:
             _stock["sleep"](seconds)
         elif simulation.world.is_beside and simulation.scheduler.live_count and seconds >= 0:
             simulation.threads.go_on_for(seconds or POLL_STEP)
-        elif simulation.scheduler.current_rank() is None:
-            if current_thread_is_side():
-                simulation.remarks.setdefault(_FREE_SLEEP)
+        elif simulation.scheduler.current_rank() is None and (_parted or not acts_for_a_rank()):
             _stock["sleep"](seconds)
         elif seconds < 0:
             raise ValueError("sleep length must be non-negative")
@@ -147,7 +164,10 @@ class RankClock:
             return
         if host.rank is not None:
             self.polled.let_end(host.rank, host.clock, seconds)
-        simulation.waits.sleep(seconds)
+        if seconds > 0 and threading.current_thread().daemon and current_thread_is_side():
+            simulation.threads.sleep(seconds)  # for ever and ever, maybe: that hides no deadlock
+        else:
+            simulation.waits.sleep(seconds)
 
 
 def install(patches: Patches, clock: RankClock) -> None:

@@ -8,7 +8,6 @@ A pool may be used by several ranks: a call is the business of the rank that mad
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import multiprocessing.pool
 import multiprocessing.resource_sharer
@@ -160,8 +159,7 @@ class SideThreads:
     def _start_side(self, crew: Crew, thread: threading.Thread) -> None:
         begin = functools.partial(self._threads.begin, crew, thread.name, thread.daemon, thread)
         end = self._ends[thread] = _End(self._threads, running=1)
-        free = thread.daemon and not _waits_for_the_rank(thread)
-        if free:
+        if thread.daemon:
             self.before_daemons()
             self.before_daemons = _nothing
             member = self._member(crew, lambda: _Ending(_asking(self._threads, begin), end))
@@ -176,7 +174,7 @@ class SideThreads:
 
         def run() -> None:
             with suppress(_Ended):
-                member(body, at_once=not free)
+                member(body, at_once=not thread.daemon)
             if end.running:  # it has taken no turns
                 end.over()
 
@@ -307,12 +305,6 @@ class SideThreads:
         turns = self._threads.begin(crew, f"{name} in a pool", False, None, ready=False)
         pool.add(turns)
         return self._member(crew, lambda: _Ending(turns, pool))
-
-
-def _waits_for_the_rank(thread: threading.Thread) -> bool:
-    """Whether the first that a thread does is to wait for the rank's time or its other threads: a timer, an event loop."""
-    loop = getattr(getattr(thread, "_target", None), "__self__", None)
-    return isinstance(thread, threading.Timer) or isinstance(loop, asyncio.AbstractEventLoop)
 
 
 def _keeps_workers_of_pool(thread: threading.Thread) -> bool:

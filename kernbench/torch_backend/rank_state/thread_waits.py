@@ -21,7 +21,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from kernbench.scheduler.crew import acting_crew, current_member, is_forked, is_in_rank
+from kernbench.scheduler.crew import acting_crew, acts_for_a_rank, current_member, is_forked, is_in_rank, is_outside
 from kernbench.simulation.time.rank_threads import Notice, RankThreads
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.rank_state.listed_threads import OURS, all_threads
@@ -71,7 +71,8 @@ def _waits_for_notice(threads: RankThreads) -> Callable[..., bool]:
     @functools.wraps(_stock_wait)
     def wait(condition: Any, timeout: float | None = None) -> bool:
         crew, member = acting_crew(), current_member()
-        if crew is None and (member is None or is_forked()):
+        mine = crew or (None if member is None or is_forked() or is_outside() else member.crew)
+        if mine is None:
             limited = timeout is not None and timeout > 0
             return (
                 _wait_alone(condition, timeout or 0.0)
@@ -80,17 +81,19 @@ def _waits_for_notice(threads: RankThreads) -> Callable[..., bool]:
             )
         if not condition._is_owned():
             raise RuntimeError("cannot wait on un-acquired lock")
-        if crew is None:
-            lock, rest = threads.rest(lambda lock: _acquired(lock, timeout))
-        elif timeout is not None and timeout <= 0:
+        if timeout is not None and timeout <= 0:
             return False
+        if crew is None and timeout is None:
+            lock, rest = threads.rest()
         else:
-            lock = threads.notice("another thread")
+            lock = threads.notice("another thread", mine.rank)
             rest = functools.partial(threads.wait, lock, timeout)
         condition._waiters.append(lock)
         saved = condition._release_save()
         told = False
         try:
+            if timeout is not None:
+                acts_for_a_rank()  # limits pass in the rank's time
             told = rest()
             return told
         finally:
@@ -142,10 +145,6 @@ def _shows_time(threads: RankThreads, stock: Callable[[], float]) -> Callable[[]
         return threads.time() if acting_crew() is not None or _is_alone() else stock()
 
     return shown
-
-
-def _acquired(lock: Any, timeout: float | None) -> bool:
-    return bool(lock.acquire() if timeout is None else lock.acquire(timeout=max(timeout, 0)))
 
 
 def _at_once(timeout: float | None = None) -> bool:
@@ -206,7 +205,7 @@ class Lock:
         if blocking and timeout > 0 and _is_alone():
             time.sleep(timeout)
             return self._lock.acquire(False)
-        if not blocking or acting_crew() is None:
+        if not blocking or (acting_crew() is None and not (timeout > 0 and acts_for_a_rank())):
             return self._lock.acquire(blocking, timeout)
         told = True
         while told:
