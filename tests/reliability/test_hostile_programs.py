@@ -138,12 +138,11 @@ with multiprocessing.get_context("fork").Pool(1) as pool:
 dist.barrier()
 """
 SLOW_POOL = """
-import ctypes, multiprocessing.pool, time
+import ctypes, multiprocessing.pool
 
 wait_for_updates = multiprocessing.pool.Pool._wait_for_updates
 
 def slow(*args, **kwargs):
-    time.perf_counter()  # from here on its thread takes turns
     wait_for_updates(*args, **kwargs)
     ctypes.CDLL(None).usleep(1_500_000)  # the machine is busy
 
