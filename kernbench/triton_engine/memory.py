@@ -234,6 +234,19 @@ def find_live(address: int) -> HostAllocation | None:
     return found
 
 
+def find_all(addresses: Sequence[int], memory: AllocationMap) -> list[HostAllocation]:
+    """The allocations that addresses are in, each once; those that are in none are left out."""
+    found: dict[int, HostAllocation] = {}
+    looked = False
+    for address in addresses:
+        there = memory.find(address) or registry.find(address)
+        if there is None and address and not looked:
+            there, looked = find_live(address), True  # which has met all tensors that there are
+        if there is not None:
+            found.setdefault(there.base, there)
+    return list(found.values())
+
+
 def _find_in_generation(address: int, generation: int) -> HostAllocation | None:
     kinds = (torch.Tensor, torch.nn.Parameter)
     for obj in [o for o in gc.get_objects(generation) if type(o) in kinds]:

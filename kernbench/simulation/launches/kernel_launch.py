@@ -39,7 +39,7 @@ from kernbench.triton_engine.counts import Counts
 from kernbench.triton_engine.duration import estimate
 from kernbench.triton_engine.launching import executed, is_profiled, run_alone, scaled_counts
 from kernbench.triton_engine.machine import Execution, Launch
-from kernbench.triton_engine.memory import HostAllocation, MulticastRanges, write_epoch
+from kernbench.triton_engine.memory import HostAllocation, MulticastRanges, find_all, write_epoch
 from kernbench.triton_engine.reuse import Look, look_at
 from kernbench.triton_engine.signals import Party, Words
 
@@ -49,6 +49,9 @@ _MOST_YIELDS = 1000
 
 _MOST_SIGNAL_BYTES = 1 << 16
 """Allocations of at most this many bytes may be signals or progress counters that a program keeps in plain tensors."""
+
+
+_ADDRESS_BYTES = 8
 
 
 class SiblingFailedError(KernbenchError):
@@ -172,15 +175,36 @@ class KernelLauncher:
 
         Otherwise, or if anything that it is given is assumed, what it may write is.
         """
-        notes = [stored for tensor in tensors if (stored := self.streams.stored_of(tensor)) is not None]
+        reach = launch.program.reach
+        with self.hosts.current().as_one():
+            behind = {place: self._behind(launch, place) for place in reach.tables}
+        touched = [*tensors, *(each for found in behind.values() for each in found)]
+        notes = [stored for tensor in touched if (stored := self.streams.stored_of(tensor)) is not None]
         computed = bool(tensors) and not any(stored.hollow for stored in notes)
         launch.assumed = ()
         if not computed or any(stored.unknown for stored in notes):
-            launch.assumed = tensors_of([launch.args[place] for place in sorted(launch.program.written)])
+            launch.assumed = tensors_of([launch.args[place] for place in sorted(reach.written)])
             with self.hosts.current().as_one():
                 for tensor in launch.assumed:
                     self.streams.note_written(tensor, computed=computed)
+                for tensor in (each for place in sorted(reach.written_tables) for each in behind[place]):
+                    self.streams.note_written(tensor, computed=computed)
         return computed
+
+    def _behind(self, launch: Launch, place: int) -> list[torch.Tensor]:
+        """The bytes of all memory whose addresses are in the tensor at ``place`` among a launch's arguments."""
+        table = tensor_of(launch.args[place])
+        if table is None or table.dtype.itemsize != _ADDRESS_BYTES:
+            return []
+        stored = self.streams.stored_of(table)
+        if stored is not None and (stored.hollow or stored.unknown):
+            self.say(
+                f"kernel {launch.name} writes to, or reads, addresses that are not known without data: what is there keeps its "
+                "values, and is not marked as assumed"
+            )
+            return []
+        addresses = dict.fromkeys(table.detach().flatten().view(torch.int64).tolist())
+        return [each.flat(torch.uint8) for each in find_all(list(addresses), self.memory)]
 
     def _require_reach(self, launch: Launch, tensors: Sequence[torch.Tensor]) -> None:
         """Beside tensors on a GPU none is in the host's memory, unless the GPU reaches that (the context's are with both)."""

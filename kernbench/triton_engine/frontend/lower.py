@@ -25,9 +25,9 @@ from .program import (
     Program,
     Return,
 )
+from .reach import reach
 from .tree import Function, Op, Region, RegionBlock
 from .types import Ty
-from .written import written_arguments
 
 
 class _Lowering:
@@ -84,7 +84,7 @@ class _Lowering:
         )
         mark_meetings(program)
         analysis.finish(program, self.types)
-        program.written = written_arguments(program)
+        program.reach = reach(program)
         return program
 
     def region_blocks(

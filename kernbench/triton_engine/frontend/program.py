@@ -185,8 +185,8 @@ class Program:
     key_args: tuple[int, ...] = ()
     #: True if a program may wait for another one, so all must be alive at once.
     waits: bool = False
-    #: Places of the arguments that it may write to.
-    written: frozenset[int] = frozenset()
+    #: What it may touch (:class:`.reach.Reach`).
+    reach: Any = None
     #: Slots whose tensors have no other reader.
     owned: frozenset[int] = frozenset()
     #: What :func:`kernbench.triton_engine.runners.ready` makes of it when it first runs.

@@ -39,6 +39,21 @@ def double(source, target, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     target.store([0, 0], source.load([0, 0]) * 2)
 
 
+@triton.jit
+def behind(sources, targets, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    source = tl.load(sources + tl.program_id(0)).to(tl.pointer_type(tl.float32))
+    target = tl.load(targets + tl.program_id(0)).to(tl.pointer_type(tl.float32))
+    i = tl.arange(0, BLOCK)
+    tl.store(target + i, tl.load(source + i) + 1)
+
+
+@triton.jit
+def behind_one(x, targets, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+    target = tl.load(targets).to(tl.pointer_type(tl.float32))
+    described = tl.make_tensor_descriptor(target, [BLOCK], [1], [BLOCK])
+    described.store([0], tl.load(x + tl.arange(0, BLOCK)))
+
+
 def run(body: Callable[[], Any]) -> Any:
     found: list[Any] = []
     with kernbench.simulate("dgx_h100", enable_data=False) as ctx:
@@ -112,6 +127,36 @@ def test_a_reinterpreted_tensor_is_looked_behind():
         return out[:2].tolist()
 
     assert assumed(run(body)) == [True, True]
+
+
+def addresses(*tensors: torch.Tensor) -> torch.Tensor:
+    return torch.tensor([each.data_ptr() for each in tensors], device="cuda")
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_addresses_in_a_table_are_looked_behind(known):
+    def body() -> tuple[list[float], list[float], list[float]]:
+        source = torch.ones(SIZE, device="cuda") if known else torch.randn(4096, SIZE, device="cuda")
+        kept, of_table, of_one = (torch.ones(SIZE, device="cuda") for _ in range(3))
+        behind[(2,)](addresses(source, kept), addresses(of_table, of_table), BLOCK=SIZE)
+        behind_one[(1,)](source, addresses(of_one), BLOCK=SIZE)
+        return kept[:1].tolist(), of_table[:1].tolist(), of_one[:1].tolist()
+
+    kept, of_table, of_one = run(body)
+    assert [assumed(kept), assumed(of_table), assumed(of_one)] == [[False], [not known], [not known]]
+    assert kept == [1.0]
+    assert not known or (of_table, of_one) == ([2.0], [1.0])
+
+
+def test_addresses_that_are_not_known_are_said():
+    with kernbench.simulate("dgx_h100", enable_data=False) as ctx:
+
+        def body(rank: int) -> None:
+            table = torch.randint(1 << 20, (1 << 20,), device="cuda")
+            behind[(1,)](table, table, BLOCK=SIZE)
+
+        ctx.multiprocessing.spawn(body, nprocs=1)
+        assert any("addresses that are not known" in each for each in ctx.simulation.remarks)
 
 
 def test_a_large_tensor_that_a_kernel_has_written_is_measured():
