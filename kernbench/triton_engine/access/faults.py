@@ -22,6 +22,11 @@ def out_of_bounds(access: Access, offset: int, allocation: HostAllocation | None
     where = batch.describe_lanes(cell)
     if allocation is None:
         what = f"{verb} address {offset:#x}, which belongs to no live tensor"
+        if batch.execution.blind:
+            what += (
+                "; without data, addresses that a kernel loads from a large tensor, or from one that was computed, are not "
+                "known: make its table on the host (torch.tensor([each.data_ptr() for each in tensors]))"
+            )
     else:
         index = offset // access.item
         limit = allocation.nbytes // access.item
