@@ -184,6 +184,7 @@ class Drain:
         blocked = [target for _, target in self.waits.pending if target not in waiting]
         self.waits.clear(keep=waiting)
         self.matcher.forget_unmatched()
+        self.deadlines.clear()
         self.executor.abandon(error(), self.engine.now)
         if not blocked:
             raise error()

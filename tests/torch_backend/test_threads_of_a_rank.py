@@ -430,6 +430,7 @@ def test_a_daemon_that_beats_hears_of_no_deadlock(both: Run, sleeps: bool) -> No
         threading.Thread(target=beat, daemon=True).start()
         with pytest.raises(DeadlockError):
             dist.recv(torch.zeros(1), 1 - dist.get_rank(), group=gloo)
+        time.sleep(2.0)
         return heard
 
     assert both(body)[0] == [[], []]

@@ -601,7 +601,7 @@ class RankThreads:
         """Of those who wait, threads that a deadlock is not the business of: those that do so for another one of their rank,
         where one of that waits for something else, and daemons that go on when a limit runs out."""
         rank_of = self._scheduler.rank_by_greenlet
-        beats = {notice.condition for _, _, notice in self._timers if notice in self._beats}
+        beats = {notice.condition for notice in self._beats}
         beating = {target for awaited, target in pending if awaited in beats}
         others = {
             rank_of.get(target)
