@@ -196,7 +196,7 @@ class ThreadSide:
         pause.acquire()
         if how is Settle.BEFORE_TIME:
             self._threads.let_rest()
-        while how is Settle.IDLE and self._threads.is_busy(self._listening(looks * LOOK)):
+        while how is Settle.IDLE and self._is_busy(looks * LOOK):
             pause.acquire(timeout=LOOK)
             looks += 1
         come = [self._arrivals.popleft() for _ in range(len(self._arrivals))]
@@ -204,12 +204,13 @@ class ThreadSide:
         self._arrivals.extendleft(reversed(kept))
         return [each.item for each in come if each not in kept]
 
-    def _listening(self, waited: float) -> list[int]:
-        """Ranks of which a thread waits for others: this one, until something or a thread that was away has come, or a limit
-        has passed here, too."""
+    def _is_busy(self, waited: float) -> bool:
+        """Whether threads that take no turns may do something. If another one waits for one they may, until something or a
+        thread that was away has come, or a limit has passed here, too."""
         overdue = any(limit < waited for limit in self._limits.values())
         come = self._arrivals or self._side.returning
-        return [self._side.rank] if self._awaited and not come and not overdue else []
+        listening = [self._side.rank] if self._awaited and not come and not overdue else []
+        return self._threads.is_busy(listening, overdue=overdue)
 
 
 class ProcessTurns:

@@ -166,8 +166,8 @@ def _stack_of(thread: threading.Thread) -> str:
 
 
 def place_of(thread: threading.Thread) -> object:
-    """How far a rank's thread is: the processor time that it has used; one that does not sleep is always elsewhere. None if not
-    known.
+    """How far a rank's thread is: the nanoseconds of a processor that it has used; one that does not sleep is always elsewhere.
+    None if not known.
 
     Not its frame: as long as another thread holds one, what the function's variables held lives on, and torch copies a
     gradient that it would have taken. Virtual time would depend on when a look happens.
@@ -177,9 +177,11 @@ def place_of(thread: threading.Thread) -> object:
         used = (task / "schedstat").read_text().split()[0]
     except OSError:
         return None
-    return (thread.ident, used) if sleeps(task) else object()
+    return (thread.ident, int(used)) if sleeps(task) else object()
 
 
-def is_elsewhere(before: object, now: object) -> bool:
-    """Of two places (:func:`place_of`), whether a thread has gone on meanwhile, or may have."""
-    return before is None or before != now
+def is_elsewhere(before: object, now: object, slight: float = 0.0) -> bool:
+    """Whether a thread has gone from one place (:func:`place_of`) to another, or may have, by more than ``slight`` seconds."""
+    if not isinstance(before, tuple) or not isinstance(now, tuple):
+        return before is None or before != now
+    return bool(before[0] != now[0] or now[1] - before[1] > slight * 1e9)

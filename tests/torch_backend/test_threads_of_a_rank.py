@@ -10,6 +10,7 @@ import multiprocessing
 import pickle
 import pkgutil
 import queue
+import socketserver
 import sys
 import threading
 import time
@@ -434,6 +435,21 @@ def test_a_daemon_that_beats_hears_of_no_deadlock(both: Run, sleeps: bool) -> No
         return heard
 
     assert both(body)[0] == [[], []]
+
+
+@pytest.mark.parametrize("isolation", ["carrier", "process"])
+def test_a_server_that_looks_whether_it_is_to_end_hides_no_deadlock(isolation: str) -> None:
+    def worker(rank: int) -> None:
+        dist.init_process_group("gloo")
+        server = socketserver.TCPServer(("127.0.0.1", 0), socketserver.BaseRequestHandler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        dist.recv(torch.zeros(1), 1 - rank)
+
+    with (
+        kernbench.simulate("dgx_h100") as ctx,
+        pytest.raises(kernbench.SpawnException, match="rank 0 -> rank 1 -> rank 0"),
+    ):
+        ctx.multiprocessing.spawn(worker, nprocs=2, isolation=isolation)
 
 
 def test_asynchronous_checkpoints(both: Run, tmp_path: Path) -> None:

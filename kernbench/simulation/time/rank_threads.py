@@ -36,7 +36,10 @@ LOOK = 0.05
 """Seconds of the machine's time between two looks at threads that take no turns."""
 
 QUIET = 20
-"""Looks in a row that find such a thread where it was, after which nothing is expected of it if no other waits for one."""
+"""Looks in a row that find such a thread asleep, after which nothing is expected of it if no other waits for one."""
+
+_MOMENT = 5e-3
+"""Seconds of a processor that it may have used between two of them."""
 
 _MOST_IDLE = 10_000
 """Limits of waits that run out one after the other, while nothing else happens, before that is a deadlock: they are set again
@@ -517,7 +520,7 @@ class RankThreads:
             looks += 1
             limit = self.limit()
             overdue = limit is not None and looks * LOOK > limit
-            busy = self.is_busy(() if self._come or overdue else self._listening.values())
+            busy = self.is_busy(() if self._come or overdue else self._listening.values(), overdue=overdue)
             if busy and not (self._come and looks > IMPATIENT):
                 continue
             self._take_arrivals(0)  # a thread says what it has done before it is not busy any more
@@ -578,11 +581,14 @@ class RankThreads:
             if back not in self._slow and (side is None or not side.daemon or side.rank in listening)
         }
 
-    def is_busy(self, listening: Collection[int | None]) -> bool:
+    def is_busy(self, listening: Collection[int | None], *, overdue: bool = False) -> bool:
         """Whether a thread that takes no turns may do something, as far as is known.
 
-        If a thread of its rank waits for others, of which nothing has come yet (``listening``), it may; else if it has not been
-        where it is for a while.
+        If a thread of its rank waits for others, of which nothing has come yet (``listening``), it may; else if it has not
+        slept for a while, but for moments (a server that looks twice a second whether it is to end has nothing to do).
+
+        Args:
+            overdue: what is waited for has had its time already: a shorter while will do.
         """
         busy = False
         for crew, thread in self._free:
@@ -593,8 +599,8 @@ class RankThreads:
                 busy = True
                 continue
             place, (before, looks) = place_of(thread), self._places.get(thread, (None, 0))
-            self._places[thread] = place, looks + 1 if place == before else 0
-            busy = busy or self._places[thread][1] <= QUIET
+            self._places[thread] = place, 0 if is_elsewhere(before, place, _MOMENT) else looks + 1
+            busy = busy or self._places[thread][1] <= (1 if overdue else QUIET)
         return busy
 
     def not_to_be_told(self, pending: Collection[tuple[Any, Any]]) -> set[Any]:
