@@ -280,7 +280,7 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
         fake_quantize_learnable_per_channel_affine add_relu binary_cross_entropy binary_cross_entropy_with_logits
         huber_loss mse_loss smooth_l1_loss soft_margin_loss transform_bias_rescale_qkv masked_scatter_backward
         convert_indices_from_coo_to_csr convert_indices_from_csr_to_coo amp_update_scale batch_norm_elemt
-        inductor::accumulate_grad_""",
+        batch_norm_backward_elemt inductor::accumulate_grad_""",
         _POINTWISE,
     ),
     # both sums of gates, the states; a gradient adds up those of the biases besides

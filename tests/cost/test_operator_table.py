@@ -20,6 +20,7 @@ from kernbench.cost.op_estimates import OpCosts, estimate_op
 from kernbench.cost.operator import Kind, Model
 from kernbench.cost.operators import _ROWS, OPERATORS, find
 from kernbench.topology import load_device
+from kernbench.torch_backend.features import sync_batch_norm
 from kernbench.torch_backend.operations.operators import COMPOSITE, SKIP, VIEW, TorchOperator
 from tests.torch_samples import operators
 
@@ -191,6 +192,11 @@ WRITES_IN_PART = frozenset({"scatter_", "scatter_add_", "index_add_", "index_put
 
 MAKES_NOTHING = frozenset({"_unsafe_view", "unsafe_split", "_linalg_check_errors"})
 """Views that hide from autograd that they are, and checks."""
+
+
+def test_operators_that_torch_has_for_gpus_alone_have_a_row() -> None:
+    kernels = {kernel.__name__ for kernel in sync_batch_norm.KERNELS}
+    assert {name for name in kernels if find(name) is None} == set()
 
 
 def test_rows_do_not_contradict_each_other() -> None:

@@ -62,6 +62,7 @@ def test_a_collective_in_one_branch() -> None:
     ("calls", "differing"),
     [
         ((lambda: dist.all_reduce(torch.ones(2)), lambda: dist.all_reduce(torch.ones(3))), "shape"),
+        ((lambda: dist.all_reduce(torch.ones(2, 3)), lambda: dist.all_reduce(torch.ones(3, 2))), "shape"),
         ((lambda: dist.all_reduce(torch.ones(2)), lambda: dist.all_reduce(torch.ones(2).double())), "dtype"),
         (
             (lambda: dist.all_reduce(torch.ones(2)), lambda: dist.all_reduce(torch.ones(2), dist.ReduceOp.MAX)),
@@ -70,7 +71,7 @@ def test_a_collective_in_one_branch() -> None:
         ((lambda: dist.broadcast(torch.ones(2), 0), lambda: dist.broadcast(torch.ones(2), 1)), "root"),
         ((lambda: dist.all_reduce(torch.ones(2)), lambda: dist.broadcast(torch.ones(2), 0)), "op"),
     ],
-    ids=["shape", "dtype", "reduction", "root", "op"],
+    ids=["shape", "layout", "dtype", "reduction", "root", "op"],
 )
 def test_mismatches_name_both_sides(calls: Any, differing: str) -> None:
     errors = failing(lambda rank: calls[rank](), world_size=2)
@@ -78,6 +79,25 @@ def test_mismatches_name_both_sides(calls: Any, differing: str) -> None:
     assert differing in str(errors[0]).splitlines()[0]
     assert "rank 0:" in str(errors[0])
     assert "rank 1:" in str(errors[0])
+
+
+def test_axes_of_one_element_need_not_agree(ranks: Ranks) -> None:
+    """A norm that a member has as a number, and another one as a list of one, as pipelines do that clip gradients."""
+
+    def body() -> list[object]:
+        rank = dist.get_rank()
+        norm = torch.full((1,) if rank else (), rank + 1.0)
+        dist.all_reduce(norm)
+        table = torch.full((3, 1) if rank else (1, 3), float(rank))
+        dist.broadcast(table, 1)
+        parts = [torch.empty(()) for _ in range(2)]
+        dist.all_gather(parts, torch.full((), rank + 1.0) if rank else torch.ones(1))
+        return [norm.tolist(), table.tolist(), [part.item() for part in parts]]
+
+    assert ranks(body, 2) == [
+        [3.0, [[1.0, 1.0, 1.0]], [1.0, 2.0]],
+        [[3.0], [[1.0], [1.0], [1.0]], [1.0, 2.0]],
+    ]
 
 
 def test_messages_that_do_not_fit() -> None:

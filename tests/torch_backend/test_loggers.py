@@ -65,3 +65,27 @@ def test_each_attribute(ranks: Ranks) -> None:
     assert state(logger) == before
     assert state(logging.getLogger("kernbench.test.made_by_a_rank")) == (0, True, False, 0, 0)
     assert vars(logging.Logger).keys().isdisjoint({"level", "handlers"})
+
+
+def test_which_loggers_there_are_is_each_ranks(ranks: Ranks) -> None:
+    """Those of what ranks share are there for all, main's too. Who switches off existing ones leaves others' alone."""
+    logging.getLogger("made_by_main.part")
+
+    def body() -> tuple[Any, ...]:
+        rank, names = dist.get_rank(), ("job", "job.part", "made_by_main", "made_by_main.part", "torch", "job.other")
+
+        def known() -> list[bool]:
+            return [name in logging.root.manager.loggerDict for name in names]
+
+        if rank == 1:
+            logging.getLogger("job.part")
+        dist.barrier()
+        before = known()
+        if rank == 0:
+            logging.config.dictConfig({"version": 1, "disable_existing_loggers": True})
+        made = logging.getLogger("job.part")
+        return before, known(), made.disabled, made is logging.getLogger("job").getChild("part")
+
+    shared, later = [True, True, True], [True, True, *[True] * 3, False]
+    assert ranks(body) == [([rank == 1] * 2 + shared + [False], later, False, True) for rank in range(4)]
+    assert "loggerDict" not in vars(logging.Manager)

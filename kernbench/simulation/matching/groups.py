@@ -56,9 +56,19 @@ class Signature(NamedTuple):
         words = {name: str(value).removeprefix("torch.") for name, value in given.items() if value is not None}
         return {"operation": self.op, **words, "algorithm": self.algorithm, "at": str(location)}
 
+    def agrees(self, other: Signature) -> bool:
+        """Whether two members may call these: axes of one element do not change where the others are in memory."""
+        return self == other or self._replace(shape=_long_axes(self.shape)) == other._replace(
+            shape=_long_axes(other.shape)
+        )
+
     def differences(self, other: Signature) -> list[str]:
         """What differs, in words."""
         return [name for name, mine, theirs in zip(self._fields, self, other, strict=True) if mine != theirs]
+
+
+def _long_axes(shape: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    return None if shape is None else tuple([size for size in shape if size != 1])
 
 
 class CallPlan:
@@ -285,7 +295,7 @@ class Communicator:
         collective = self._open.get(sequence)
         if collective is None:
             collective = self._open[sequence] = Collective(self, sequence, arrival.signature)
-        if collective.error is None and arrival.signature != collective.signature:
+        if collective.error is None and not arrival.signature.agrees(collective.signature):
             collective.error = _mismatch(collective, arrival)
         if self._mine is not None:
             self._mine.used = True
@@ -295,7 +305,7 @@ class Communicator:
             return collective, collective.error.again()
         arrivals = collective.arrivals
         arrivals[rank] = arrival
-        arrival.signature = collective.signature  # it is equal: one for all, since calls are remembered
+        arrival.signature = collective.signature  # it agrees: one for all, since calls are remembered
         if len(arrivals) == self.expected:
             del self._open[sequence]
         return collective, None

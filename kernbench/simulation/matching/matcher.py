@@ -132,9 +132,8 @@ class Matcher:
 
         Raises :class:`CollectiveMismatchError` as :meth:`post` does.
         """
-        rank, op, group = arrival.rank, arrival.op, plan.group
+        rank, op, group, signature = arrival.rank, arrival.op, plan.group, plan.signature
         collective, error = group.arrive(arrival)
-        signature = arrival.signature
         self.history.add(rank, group, collective.sequence, signature, op, arrival.location, None, shapes)
         if self.hooks is not None:
             self.hooks.collective_enqueued(group.name, collective.sequence, signature, op, arrival.location)

@@ -224,7 +224,8 @@ class ProcessState:
         patches.set(dist, "set_debug_level_from_env", self._debug_level_from_env(dist.set_debug_level_from_env))
         patches.set(os, "chdir", self._change_folder)
         child_environment.install(patches, self.of_children)
-        loggers.install(patches, self._generators, self.modules)
+        may_be_own = _is_no_module if self.rank_modules is None else self.rank_modules.may_be_own
+        loggers.install(patches, self._generators, self.modules, may_be_own)
         settings_made_once.install(patches, self._generators, self.modules)
         mocks.install(patches, self.modules, self._simulation.scheduler.current_rank)
         own = self.rank_modules.is_own if self.rank_modules is not None else _is_shared
@@ -390,6 +391,10 @@ class ProcessState:
 def _is_shared(name: str) -> bool:
     """Of a module: ranks execute none themselves."""
     return False
+
+
+def _is_no_module(name: str) -> bool:
+    return name.partition(".")[0] not in sys.modules
 
 
 def _nothing_more(environ: dict[str, str]) -> dict[str, str]:
