@@ -22,9 +22,9 @@ import select
 import socket
 import struct
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import count
 from time import perf_counter  # the machine's own clock
-from typing import Any
 
 import kernbench.processes.companion as protocol
 from kernbench.processes.rank_process import Away, RankProcesses
@@ -79,15 +79,20 @@ class Timekeeper:
     Args:
         engine: has the time.
         requests: of serving engines, which companions report.
+        remark: takes what the summary is to say.
         tell: prints a line for the user.
 
     Attributes:
         launcher: the command's process, 0 before it has begun.
     """
 
-    def __init__(self, engine: GraphEngine, requests: Requests, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, engine: GraphEngine, requests: Requests, remark: Callable[[str], object], tell: Callable[[str], None]
+    ) -> None:
         self._engine = engine
-        self._requests = requests
+        self._heard: dict[str, Callable[..., object]] = {
+            "event": partial(requests.event, 0), "step": partial(requests.step, 0), "remark": remark,
+        }  # fmt: skip
         self._tell = tell
         self._address = Address.new()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
@@ -113,7 +118,9 @@ class Timekeeper:
     @property
     def variables(self) -> dict[str, str]:
         """Environment variables by which processes find it."""
-        return {protocol.ADDRESS: f"{self._address.name} {self._address.key} /proc/{os.getpid()}/fd/{self._file}"}
+        shows = f"/proc/{os.getpid()}/fd/{self._file}"
+        computes = protocol.COMPUTES if self._engine.enable_data else protocol.HOLLOW
+        return {protocol.ADDRESS: f"{self._address.name} {self._address.key} {computes} {shows}"}
 
     @property
     def active(self) -> bool:
@@ -182,8 +189,7 @@ class Timekeeper:
                 return heard
             if said[:1] == protocol.REPORT:
                 name, *args = json.loads(said[1:])
-                report: Any = {"event": self._requests.event, "step": self._requests.step}[name]
-                report(0, *args)
+                self._heard[name](*args)
             elif len(said) == protocol.CALL.size:
                 self._call(each, *protocol.CALL.unpack(said))
 

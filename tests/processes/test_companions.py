@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kernbench.processes.channel import wires
-from kernbench.processes.companion import CALL, SPIN, TIMER, TOLD
+from kernbench.processes.companion import CALL, COMPUTES, HOLLOW, REPORT, SPIN, TIMER, TOLD
 from kernbench.processes.joined import Company, Joined
 from kernbench.processes.shared_memory import unnamed_file
 from kernbench.processes.stillness import Stillness
@@ -532,9 +532,25 @@ def test_who_does_not_know_the_key_is_not_heard() -> None:
 
 def _keeper() -> tuple[Timekeeper, str, bytes]:
     """One, the name of its socket, and its key."""
-    keeper = Timekeeper(GraphEngine(resolve_topology("dgx_h100").topology_obj), Requests(), print)
-    name, key, _ = next(iter(keeper.variables.values())).split(" ")
+    keeper = Timekeeper(GraphEngine(resolve_topology("dgx_h100").topology_obj), Requests(), print, print)
+    name, key, *_ = next(iter(keeper.variables.values())).split(" ")
     return keeper, "\0" + name, key.encode()
+
+
+@pytest.mark.parametrize(("data", "said"), [(True, COMPUTES), (False, HOLLOW)])
+def test_companions_know_whether_values_are_computed_and_make_remarks(data: bool, said: str) -> None:
+    remarks: list[str] = []
+    engine = GraphEngine(resolve_topology("dgx_h100").topology_obj, enable_data=data)
+    keeper = Timekeeper(engine, Requests(), remarks.append, print)
+    name, key, computes, _ = next(iter(keeper.variables.values())).split(" ")
+    assert computes == said
+    with socket(AF_UNIX, SOCK_SEQPACKET) as end:
+        end.connect("\0" + name)
+        end.send(key.encode())
+        end.send(REPORT + b'["remark", "assumed: something"]')
+        keeper.take()
+    assert remarks == ["assumed: something"]
+    keeper.close()
 
 
 def test_what_a_rank_has_said_when_all_stand_still_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
