@@ -97,6 +97,28 @@ def report_engine_step(
         companion.report("step", moment, prefill, decode, running, waiting, blocks_used, blocks)
 
 
+def is_simulated() -> bool:
+    """Whether this process is in a simulation: a rank, or one that lives in its time."""
+    return _current_simulation() is not None or _current_companion() is not None
+
+
+def assume(remark: str) -> bool:
+    """Whether the values that the program computes are not known: then the summary says so, by ``remark``.
+
+    For what stands between an engine and a simulation, in a rank or in a process beside the ranks.
+    """
+    simulation = _current_simulation()
+    if simulation is not None:
+        if not simulation.engine.enable_data:
+            simulation.remarks.setdefault(remark)
+        return not simulation.engine.enable_data
+    companion = _current_companion()
+    if companion is None or companion.computes:
+        return False
+    companion.report("remark", remark)
+    return True
+
+
 def _current_simulation() -> Any:
     """The simulation whose rank runs, None outside: then the module that knows it is not imported."""
     known = sys.modules.get("kernbench.simulation.active_simulation")

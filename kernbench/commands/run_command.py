@@ -71,7 +71,7 @@ class RankCommand:
 
         ctx.multiprocessing.require_joined(1)
         gate = Gate(welcome, ctx.multiprocessing.require_joined, _tell)
-        keeper = Timekeeper(ctx.simulation.engine, ctx.simulation.requests, _tell)
+        keeper = Timekeeper(ctx.simulation.engine, ctx.simulation.requests, ctx.simulation.remarks.setdefault, _tell)
         errors: dict[int, BaseException] = {}
         with (
             closing(gate),

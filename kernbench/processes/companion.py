@@ -27,7 +27,11 @@ from typing import Any
 from kernbench.defaults import EPOCH
 
 ADDRESS = "KERNBENCH_TIME"
-"""The environment variable that says where time is kept: name of a socket, key, and the file that shows the time."""
+"""The environment variable that says where time is kept: name of a socket, key, whether values are computed, and the file
+that shows the time."""
+
+COMPUTES, HOLLOW = "data", "hollow"
+"""How it says whether they are."""
 
 CALL = struct.Struct("=cQd")
 """What a companion says: what it wants, under which number, until which time (s)."""
@@ -36,7 +40,7 @@ TIMER, CANCEL, SPIN, TURN = b"t", b"c", b"s", b"g"
 """A limit; that one is not needed any more; a look at memory that another process may write; what was waited for has come."""
 
 REPORT = b"r"
-"""Begins, in JSON, what a companion has to say of an engine's requests."""
+"""Begins, in JSON, what a companion has to say of an engine."""
 
 TOLD = struct.Struct("=Q")
 """The number of what has come, as a companion receives it."""
@@ -75,10 +79,12 @@ class Companion:
 
     Attributes:
         open: whether its time is the simulation's.
+        computes: whether ranks compute values.
     """
 
     def __init__(self, where: str) -> None:
-        self._name, self._key, path = where.split(" ")
+        self._name, self._key, computes, path = where.split(" ")
+        self.computes = computes == COMPUTES
         with open(path, "rb") as file:
             self._shown = mmap.mmap(file.fileno(), SHOWN.size, access=mmap.ACCESS_READ)
         self._looks = _Looks()
@@ -162,7 +168,7 @@ class Companion:
             self.spin()
 
     def report(self, name: str, *args: object) -> None:
-        """Have a method called of what the simulation knows of an engine's requests."""
+        """Tell the simulation something of an engine: ``"event"``, ``"step"`` (:mod:`.serving_requests`), or a ``"remark"``."""
         with suppress(OSError):
             self._end.send(REPORT + json.dumps([name, *args]).encode())
 

@@ -90,7 +90,7 @@ class Gate:
         while True:
             waited = perf_counter() - last
             limit = None if not self._waiting else max(0.0, (PATIENCE if noticed else NOTICE) - waited)
-            held = None if keeper is None else keeper.let_pass()
+            held = None if keeper is None else keeper.let_pass(self._listener)
             others = [] if keeper is None else [*keeper.descriptors]
             for each in others:
                 poll.register(each, select.POLLIN)

@@ -108,6 +108,8 @@ class Company(RankProcesses):
             if descriptor in self.await_one([descriptor, *keeper.descriptors], pause if keeper.active else None):
                 return True
             if not keeper.take() and keeper.active and keeper.stands_still():
+                if self.await_one([descriptor], 0):  # it has said so since, and stands still for the answer
+                    return True
                 if not keeper.give_turn():
                     return None
                 pause = SHORTEST

@@ -22,9 +22,9 @@ import select
 import socket
 import struct
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import count
 from time import perf_counter  # the machine's own clock
-from typing import Any
 
 import kernbench.processes.companion as protocol
 from kernbench.processes.rank_process import Away, RankProcesses
@@ -51,14 +51,18 @@ _CREDENTIALS = struct.Struct("3i")
 class _Companion:
     """A process that is no rank and lives in virtual time.
 
+    Args:
+        place: its number, in the order in which they have come.
+
     Attributes:
         pid: of the process.
         limits: numbers of its waits that have a limit, which has not passed.
         known: whether it has shown the key.
     """
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.socket, place: int) -> None:
         self.socket = end
+        self.place = place
         self.pid = int(_CREDENTIALS.unpack(end.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))[0])
         self.limits: set[int] = set()
         self.known = False
@@ -75,15 +79,20 @@ class Timekeeper:
     Args:
         engine: has the time.
         requests: of serving engines, which companions report.
+        remark: takes what the summary is to say.
         tell: prints a line for the user.
 
     Attributes:
         launcher: the command's process, 0 before it has begun.
     """
 
-    def __init__(self, engine: GraphEngine, requests: Requests, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self, engine: GraphEngine, requests: Requests, remark: Callable[[str], object], tell: Callable[[str], None]
+    ) -> None:
         self._engine = engine
-        self._requests = requests
+        self._heard: dict[str, Callable[..., object]] = {
+            "event": partial(requests.event, 0), "step": partial(requests.step, 0), "remark": remark,
+        }  # fmt: skip
         self._tell = tell
         self._address = Address.new()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_NONBLOCK)
@@ -93,11 +102,11 @@ class Timekeeper:
         os.ftruncate(self._file, protocol.SHOWN.size)
         self._shown = mmap.mmap(self._file, protocol.SHOWN.size)
         self._companions: dict[int, _Companion] = {}
-        self._limits: list[tuple[float, int, _Companion, int]] = []
+        self._limits: list[tuple[float, int, int, _Companion]] = []
         self._held: list[tuple[_Companion, int]] = []
         self._turns: list[tuple[_Companion, int, int]] = []
-        self._due: tuple[float, int, _Companion, int] | None = None
-        self._serial = count()
+        self._due: tuple[float, int, int, _Companion] | None = None
+        self._places = count()
         self._looked = 0
         self._stirred = True
         self._asked = False
@@ -109,7 +118,9 @@ class Timekeeper:
     @property
     def variables(self) -> dict[str, str]:
         """Environment variables by which processes find it."""
-        return {protocol.ADDRESS: f"{self._address.name} {self._address.key} /proc/{os.getpid()}/fd/{self._file}"}
+        shows = f"/proc/{os.getpid()}/fd/{self._file}"
+        computes = protocol.COMPUTES if self._engine.enable_data else protocol.HOLLOW
+        return {protocol.ADDRESS: f"{self._address.name} {self._address.key} {computes} {shows}"}
 
     @property
     def active(self) -> bool:
@@ -153,7 +164,7 @@ class Timekeeper:
             while True:
                 end, _ = self._listener.accept()
                 end.setblocking(False)
-                self._companions[end.fileno()] = _Companion(end)
+                self._companions[end.fileno()] = _Companion(end, next(self._places))
                 heard = True
         for descriptor, each in [*self._companions.items()]:
             heard = self._hear(descriptor, each) or heard
@@ -178,8 +189,7 @@ class Timekeeper:
                 return heard
             if said[:1] == protocol.REPORT:
                 name, *args = json.loads(said[1:])
-                report: Any = {"event": self._requests.event, "step": self._requests.step}[name]
-                report(0, *args)
+                self._heard[name](*args)
             elif len(said) == protocol.CALL.size:
                 self._call(each, *protocol.CALL.unpack(said))
 
@@ -191,7 +201,7 @@ class Timekeeper:
     def _call(self, each: _Companion, what: bytes, number: int, until: float) -> None:
         if what == protocol.TIMER:
             each.limits.add(number)
-            heapq.heappush(self._limits, (until, next(self._serial), each, number))
+            heapq.heappush(self._limits, (until, each.place, number, each))
         elif what == protocol.CANCEL:
             each.limits.discard(number)
             self._held = [item for item in self._held if item != (each, number)]
@@ -270,8 +280,7 @@ class Timekeeper:
         """
         if not self._turns:
             return False
-        places = {id(each): place for place, each in enumerate(self._companions.values())}
-        turn = min(self._turns, key=lambda item: (places[id(item[0])], item[2], item[1]))
+        turn = min(self._turns, key=lambda item: (item[0].place, item[2], item[1]))
         self._turns.remove(turn)
         self.stir()
         turn[0].tell(turn[1])
@@ -329,7 +338,7 @@ class Timekeeper:
         if self._looked >= next((looks for least, looks in LOOKS if gap >= least), 0):
             return False
         self._looked += 1
-        held, self._held = self._held, []
+        held, self._held = sorted(self._held, key=lambda item: (item[0].place, item[1])), []
         self.stir(look=True)
         for each, number in held:  # one after the other: what one writes others may look at
             each.tell(number)
@@ -339,7 +348,7 @@ class Timekeeper:
 
     def _upcoming(self) -> float | None:
         """When the next event is, or the first limit of a companion's passes."""
-        while self._limits and self._limits[0][3] not in self._limits[0][2].limits:
+        while self._limits and self._limits[0][2] not in self._limits[0][3].limits:
             heapq.heappop(self._limits)
         known = [
             each for each in (self._engine.next_event, self._limits[0][0] if self._limits else None) if each is not None
@@ -354,7 +363,7 @@ class Timekeeper:
 
     def _pass(self) -> None:
         assert self._due is not None
-        (_, _, each, number), self._due = self._due, None
+        (_, _, number, each), self._due = self._due, None
         self._engine.resolved_count += 1
         self.stir()
         if number in each.limits:
@@ -363,8 +372,9 @@ class Timekeeper:
 
     # -- while none does -----------------------------------------------------------------------------------------------
 
-    def let_pass(self) -> float | None:
-        """Let time pass for companions, once; the most seconds of the machine's time to the next call, None: any."""
+    def let_pass(self, listener: socket.socket) -> float | None:
+        """Let time pass for companions, once, unless a process wants to join at ``listener``; the most seconds of the machine's
+        time to the next call, None: any."""
         self.release()
         self.take()
         if not self.active:
@@ -374,7 +384,7 @@ class Timekeeper:
             self._pause = min(2 * self._pause, LONGEST)
             return self._pause
         self._pause = SHORTEST
-        if self.give_turn() or self._let_look():
+        if select.select([listener], [], [], 0)[0] or self.give_turn() or self._let_look():
             return 0.0
         self._schedule()
         if self._engine.step():

@@ -133,6 +133,7 @@ SHIPPED = {
             "vllm.distributed.device_communicators.cuda_communicator": f"{_VLLM}.gathering:gather_by_torch",
             "vllm.model_executor.warmup.kernel_warmup": f"{_VLLM}.engines:finish_warm_up",
             "vllm.v1.core.sched.scheduler": f"{_VLLM}.requests:observe",
+            "vllm.v1.structured_output": f"{_VLLM}.grammars:follow_grammars",
             "vllm.v1.worker.gpu.sample.sampler": f"{_VLLM}.sampling:observe_sampling",
             "vllm.v1.worker.gpu.spec_decode.rejection_sampler": f"{_VLLM}.sampling:observe_verifying",
         }, absent=("vllm.cumem_allocator",), per_rank=True),

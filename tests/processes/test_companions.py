@@ -8,12 +8,15 @@ import subprocess
 import sys
 from multiprocessing import Pipe
 from pathlib import Path
-from socket import AF_UNIX, SOCK_SEQPACKET, socket
+from socket import AF_UNIX, SOCK_SEQPACKET, socket, socketpair
 from typing import Any
 
 import pytest
 
-from kernbench.processes.companion import CALL, TIMER
+from kernbench.processes.channel import wires
+from kernbench.processes.companion import CALL, COMPUTES, HOLLOW, REPORT, SPIN, TIMER, TOLD
+from kernbench.processes.joined import Company, Joined
+from kernbench.processes.shared_memory import unnamed_file
 from kernbench.processes.stillness import Stillness
 from kernbench.processes.timekeeper import Timekeeper
 from kernbench.sim_engine import GraphEngine
@@ -515,14 +518,108 @@ def _await(true: Any) -> None:
 
 
 def test_who_does_not_know_the_key_is_not_heard() -> None:
-    keeper = Timekeeper(GraphEngine(resolve_topology("dgx_h100").topology_obj), Requests(), print)
-    name, key, _ = next(iter(keeper.variables.values())).split(" ")
-    for shown, active in (("0" * len(key), False), (key, True)):
+    keeper, name, key = _keeper()
+    for shown, active in ((b"0" * len(key), False), (key, True)):
         with socket(AF_UNIX, SOCK_SEQPACKET) as end:
-            end.connect("\0" + name)
-            end.send(shown.encode())
+            end.connect(name)
+            end.send(shown)
             end.send(CALL.pack(TIMER, 1, 5.0))
             keeper.take()
             keeper.take()
             assert keeper.active is active
+    keeper.close()
+
+
+def _keeper() -> tuple[Timekeeper, str, bytes]:
+    """One, the name of its socket, and its key."""
+    keeper = Timekeeper(GraphEngine(resolve_topology("dgx_h100").topology_obj), Requests(), print, print)
+    name, key, *_ = next(iter(keeper.variables.values())).split(" ")
+    return keeper, "\0" + name, key.encode()
+
+
+@pytest.mark.parametrize(("data", "said"), [(True, COMPUTES), (False, HOLLOW)])
+def test_companions_know_whether_values_are_computed_and_make_remarks(data: bool, said: str) -> None:
+    remarks: list[str] = []
+    engine = GraphEngine(resolve_topology("dgx_h100").topology_obj, enable_data=data)
+    keeper = Timekeeper(engine, Requests(), remarks.append, print)
+    name, key, computes, _ = next(iter(keeper.variables.values())).split(" ")
+    assert computes == said
+    with socket(AF_UNIX, SOCK_SEQPACKET) as end:
+        end.connect("\0" + name)
+        end.send(key.encode())
+        end.send(REPORT + b'["remark", "assumed: something"]')
+        keeper.take()
+    assert remarks == ["assumed: something"]
+    keeper.close()
+
+
+def test_what_a_rank_has_said_when_all_stand_still_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank may speak, and sleep until it is answered, between a look at its socket and the look at its threads."""
+    keeper, name, key = _keeper()
+    here, there = wires()
+    lifeline, theirs = socketpair()
+    launcher, running = os.pipe()
+    member = Joined(0, os.getpid(), here, (unnamed_file(), unnamed_file(), lifeline.detach()))
+    company = Company({0: member}, launcher, keeper)
+
+    def stands_still() -> bool:
+        there.send("said")
+        return True
+
+    monkeypatch.setattr(keeper, "stands_still", stands_still)
+    with theirs, socket(AF_UNIX, SOCK_SEQPACKET) as end:
+        end.connect(name)
+        end.send(key)
+        keeper.take()
+        assert company.await_input(member) is True
+    assert here.receive() == "said"
+    company.close()
+    there.close()
+    keeper.close()
+    os.close(launcher)
+    os.close(running)
+
+
+def test_a_process_that_joins_does_so_before_time_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper, name, key = _keeper()
+    monkeypatch.setattr(keeper, "stands_still", lambda: True)
+    with socket(AF_UNIX, SOCK_SEQPACKET) as end, socket(AF_UNIX) as listener, socket(AF_UNIX) as joins:
+        listener.bind("")
+        listener.listen()
+        end.connect(name)
+        end.send(key)
+        end.send(CALL.pack(TIMER, 1, 5.0))
+        keeper.take()
+        joins.connect(listener.getsockname())
+        assert keeper.let_pass(listener) == 0.0
+        end.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            end.recv(TOLD.size)
+        listener.accept()[0].close()
+        assert keeper.let_pass(listener) == 0.0
+        assert TOLD.unpack(end.recv(TOLD.size)) == (1,)
+    keeper.close()
+
+
+@pytest.mark.parametrize("what", [SPIN, TIMER])
+def test_companions_go_on_in_their_order_however_quick_they_are(what: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper, name, key = _keeper()
+    monkeypatch.setattr(keeper._stillness, "at_work", lambda: 0)
+    told: list[int] = []
+    with socket(AF_UNIX, SOCK_SEQPACKET) as first, socket(AF_UNIX, SOCK_SEQPACKET) as second:
+        for end in (first, second):
+            end.connect(name)
+            end.send(key)
+            keeper.take()
+        for number, end in ((1, second), (2, first), (3, second)):
+            end.send(CALL.pack(what, number, 5.0))
+            keeper.take()
+        for each in keeper._companions.values():
+            monkeypatch.setattr(each, "tell", told.append)
+        with socket(AF_UNIX) as listener:
+            listener.bind("")
+            listener.listen()
+            while len(told) < 3:
+                keeper.let_pass(listener)
+    assert told == [2, 1, 3]
     keeper.close()

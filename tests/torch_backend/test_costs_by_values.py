@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import kernbench
 from kernbench.cost import StatedWork, by_values, register
+from kernbench.torch_backend.gpu.tensors.placement import values_of
 
 MOST = 4096
 
@@ -74,6 +76,19 @@ def test_a_cost_follows_the_values_of_each_replay(races: bool) -> None:
         ctx.multiprocessing.spawn(replayed, nprocs=1)
         found = [each.duration for each in ctx.simulation.engine.op_log.operations if "grouped" in each.name]
     assert found[0] == found[2] == pytest.approx(found[1] / 4, rel=0.1)
+
+
+def test_a_look_at_values_is_no_operation_of_the_program() -> None:
+    found: list[str] = []
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            found.append(str(func))
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        assert values_of(torch.tensor([1000, 24])).tolist() == [1000, 24]
+    assert found == ["aten.lift_fresh.default"]  # of the constant
 
 
 def test_what_is_not_known_is_none() -> None:

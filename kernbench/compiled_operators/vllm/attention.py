@@ -168,8 +168,9 @@ def _work(operands: CallOperands, pages: SeenOperand | None, variant: str) -> Ra
     """By the lengths that are known, else by the longest that the caller says there is."""
     q, k, values = operands["q"], operands["k"], operands["v"].shape[-1]
     window, more = operands["window_size_left"], operands.get("q_v")  # the part of the queries for the values' columns
+    queries = _queries(operands)
     return RaggedAttention(
-        tuple(zip(_queries(operands), _keys(operands, pages), strict=True)), q.shape[-2], k.shape[-2], q.shape[-1], q.format,
+        tuple(zip(queries, _keys(operands, pages, len(queries)), strict=True)), q.shape[-2], k.shape[-2], q.shape[-1], q.format,
         operands["is_causal"], None if window < 0 else window, variant,
         value_width=None if values == q.shape[-1] else values, latent=0 if more is None else more.shape[-1],
     )  # fmt: skip
@@ -186,13 +187,14 @@ def _queries(operands: CallOperands) -> list[int]:
     return between(known)
 
 
-def _keys(operands: CallOperands, pages: SeenOperand | None) -> list[int]:
+def _keys(operands: CallOperands, pages: SeenOperand | None, count: int) -> list[int]:
     k, lengths, ends = operands["k"], operands["seqused_k"], operands["cu_seqlens_k"]
-    if lengths is not None and lengths.known is not None:
-        return list(lengths.known)
-    count = len(_queries(operands))
-    if pages is None and ends is not None and ends.known is not None:
-        return between(ends.known)
+    known = None if lengths is None else lengths.known
+    if known is not None:
+        return list(known)
+    known = None if pages is not None or ends is None else ends.known
+    if known is not None:
+        return between(known)
     room = k.shape[0] if pages is None and ends is not None else k.shape[1] * (1 if pages is None else pages.shape[1])
     most = operands["max_seqlen_k"]
     return [room if most is None else min(most, room)] * count

@@ -38,7 +38,6 @@ RELIES_ON = (
              holds=_keeps_attributes),
     Reliance("torch._C.TensorBase.numpy", "it shares the memory, whatever class of Python the tensor has",
              holds=lambda numpy: numpy(made := torch.zeros(1)).ctypes.data == made.data_ptr()),
-    Reliance("torch._C.DisableTorchFunction", "it skips function modes", has=("__enter__", "__exit__")),
     Reliance(
         "torch.distributed.tensor.DTensor.__tensor_flatten__", "it names the attributes of a wrapper that are tensors",
         parameters=("self",),
@@ -74,7 +73,7 @@ def is_on_gpu(value: Any) -> bool:
 
 def values_of(tensor: torch.Tensor) -> Any:
     """The memory of a tensor as a numpy array, for what stands for a GPU: it is not the host that looks."""
-    with torch._C.DisableTorchFunction():  # a mode of the program would have torch.Tensor's called
+    with plain_torch():  # no mode sees it: a program's would have torch.Tensor's called, and a recorder charge the host
         return torch._C.TensorBase.numpy(tensor)
 
 
