@@ -44,12 +44,14 @@ class Away(NamedTuple):
         process: its rank's.
         has_come: whether it has said that it is back.
         counts: whether another one may be able to go on when it is.
+        hears: has happen what threads of its process ask for that take no turns; whether there is any.
         spins: whether it looks again and again at memory that another process may write.
     """
 
     process: RankProcess
     has_come: Callable[[], bool]
     counts: Callable[[], bool]
+    hears: Callable[[], bool]
     spins: bool = False
 
 
@@ -246,6 +248,8 @@ class RankProcesses(ABC):
         """
         while True:
             come = [back for back, each in self.away.items() if each.has_come()]
+            if sum(each.hears() for each in self.away.values()):  # all of them
+                return True
             awaited = [back for back, each in self.away.items() if each.counts()] or come
             if not awaited:
                 return False

@@ -27,7 +27,7 @@ from kernbench.processes.rank_process import Away, RankDiedError, RankProcess, R
 from kernbench.processes.shared_devices import DeviceAccounts
 from kernbench.processes.shared_memory import SharedRegion
 from kernbench.processes.timekeeper import Timekeeper
-from kernbench.processes.uplink import LOOK, SETTLE, Settle
+from kernbench.processes.uplink import ASKED, LOOK, SETTLE, Settle
 from kernbench.scheduler import RaisedElsewhere, Rank, SideThread
 from kernbench.scheduler.execution import InGreenlet
 from kernbench.sim_engine import Condition, Operation
@@ -108,7 +108,7 @@ class Relay:
         self._now = _Lane(0, None)
         self._lanes = {0: self._now}
         self._notices: dict[int, Notice] = {}
-        self._found: dict[int, deque[Any]] = {SETTLE: deque(), LOOK: deque()}
+        self._found: dict[int, deque[Any]] = {SETTLE: deque(), LOOK: deque(), ASKED: deque()}
         self._has_free = False
         self._overdrawn: BaseException | None = None
         devices = DeviceAccounts(simulation, self._me, child.wire, self._overdraw)
@@ -253,12 +253,22 @@ class Relay:
         return self._hear_free(Settle.STILL if self._kept else Settle.IDLE)
 
     def _hear_free(self, how: Settle) -> bool:
-        if self._rank in self._family.died or all(lane.away for lane in self._lanes.values()):
+        if self._rank in self._family.died:
             return False
+        if all(lane.away for lane in self._lanes.values()):
+            return self._hear_asked()
         try:
             come = self._asked(SETTLE, how)
         except (EOFError, OSError):
-            return False
+            return self._hear_asked()
+        return self._hear_asked() or self._do(come)
+
+    def _hear_asked(self) -> bool:
+        """In main: whether threads without turns have said something while all others were away."""
+        said = self._found[ASKED]
+        return sum(self._do(said.popleft()) for _ in range(len(said))) > 0
+
+    def _do(self, come: Sequence[tuple[Any, ...]]) -> bool:
         if come and self._kept:  # it comes from others, and they have got to now
             self._me.clock = max(self._me.clock, self._simulation.engine.now)
         for item in come:
@@ -316,8 +326,9 @@ class Relay:
         """The thread waits for what is not seen here. The others have their turns, until they cannot go on without it."""
         back = Condition(f"{lane.away} that another process is to bring", self._rank)
         self._family.away[back] = Away(
-            self._child, partial(self._has_come, lane), partial(self._counts, lane), lane.away == LOOKED_AT
-        )
+            self._child, partial(self._has_come, lane), partial(self._counts, lane), self._hear_asked,
+            lane.away == LOOKED_AT,
+        )  # fmt: skip
         try:
             self._simulation.waits.block_on(back)
         finally:

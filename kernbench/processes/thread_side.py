@@ -64,7 +64,7 @@ class ThreadSide:
         for name in REPLACED:
             setattr(self._threads, name, getattr(self, name))
         self._side.turn.number = 0
-        self._side.settle = self.settle
+        self._side.settle, self._side.tell_asked = self.settle, self._tell_asked
         signals = self._side.signals
         signals.held, signals.begun = self._interrupt, self._listen_for_signals
         if signals.handles:
@@ -189,6 +189,15 @@ class ThreadSide:
 
     def _arrive(self, *item: Any) -> None:
         self._arrivals.append(_Arrival(item, self._threads.stirs_still()))
+        self._tell_asked()
+
+    def _tell_asked(self) -> None:
+        if self._arrivals and not self._side.present:
+            come = self._taken(len(self._arrivals))
+            self._side.tell_unasked([each.item for each in come])
+
+    def _taken(self, number: int) -> list[_Arrival]:
+        return [self._arrivals.popleft() for _ in range(number)]
 
     def settle(self, how: Settle) -> list[tuple[Any, ...]]:
         """While no thread has a turn: what those have to say that take none, as soon as they have nothing to do."""
@@ -199,7 +208,7 @@ class ThreadSide:
         while how is Settle.IDLE and self._is_busy(looks * LOOK):
             pause.acquire(timeout=LOOK)
             looks += 1
-        come = [self._arrivals.popleft() for _ in range(len(self._arrivals))]
+        come = self._taken(len(self._arrivals))
         kept = [each for each in come if how is Settle.BEFORE_TIME and not each.prompt]
         self._arrivals.extendleft(reversed(kept))
         return [each.item for each in come if each not in kept]
@@ -235,5 +244,6 @@ class ProcessTurns:
         """See :class:`~kernbench.scheduler.crew.TakesTurns`."""
         self._side.cast("thread_over", self._side.host.clock)
         self._side.send()
+        self._side.leave_turns()
         self._side.turn.number = None
         self._side.hand_over()

@@ -42,6 +42,9 @@ LOOK = -2
 """Likewise: it wants to know whether what a thread waits for is ready."""
 
 
+ASKED = -4
+"""In the place of a thread's number: what those that take no turns have to say, while all that take some are away."""
+
 SHARED = -3
 """Likewise: it says that another process uses a SIP, too; there is no answer."""
 
@@ -110,6 +113,8 @@ class Uplink:
         turn: the number of the running thread, None: it takes no turns.
         signals: whose handlers do not run in the middle of what is said.
         settle: gives what threads have to say that take no turns.
+        tell_asked: has that said as soon as all that take turns are away: they would hear no question.
+        present: the numbers of threads that take turns and are not away.
         looks: whether what threads wait for is ready, by the numbers of their calls.
         returning: threads that were away, and wait for their turn.
         shares: marks a SIP as one that other processes use, too.
@@ -131,6 +136,8 @@ class Uplink:
         self.crew: Crew | None = None
         self.turn = _Numbered()
         self.settle: Callable[[Settle], list[tuple[Any, ...]]] = lambda _: []
+        self.tell_asked: Callable[[], object] = lambda: None
+        self.present: set[int | None] = {0}
         self.looks: dict[int, Callable[[], bool]] = {}
         self.returning: set[int | None] = set()
         self.shares: Callable[[int], None]
@@ -161,12 +168,14 @@ class Uplink:
         self.compute()
         self.cast("leave", awaits, self.host.clock)
         self.send()
+        self.leave_turns()
         crew = self.crew
         if crew is None:
             try:
                 with self.host.aside():
                     yield
             finally:
+                self.present.add(self.turn.number)
                 self.call("come_back")
             return
         own = crew.read()
@@ -179,6 +188,7 @@ class Uplink:
                 raise SystemExit
             with self.signals:
                 self.returning.add(self.turn.number)
+                self.present.add(self.turn.number)
                 with self._lock:  # what is kept is of the thread that runs
                     self._send([("call", "come_back", (), None, "", 0, 0.0, user_location())])
                 reply = self._reply()
@@ -188,7 +198,22 @@ class Uplink:
 
     def begin_turns(self) -> None:
         """In a thread that has got a number: return when it is its turn."""
-        self._hear("thread", *self._reply())
+        reply = self._reply()
+        self.present.add(self.turn.number)
+        self._hear("thread", *reply)
+
+    def leave_turns(self) -> None:
+        """The running thread has no turn from now on."""
+        self.present.discard(self.turn.number)
+        self.tell_asked()
+
+    def tell_unasked(self, items: list[tuple[Any, ...]]) -> None:
+        """In any thread: say what those have to say that take no turns."""
+        with self.signals, self._lock:
+            try:
+                self._wire.send((ASKED, items))
+            except OSError:
+                gone()
 
     def hand_over(self) -> None:
         """The running thread waits for no reply: another one reads those of the threads that do."""
