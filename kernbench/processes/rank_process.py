@@ -44,14 +44,12 @@ class Away(NamedTuple):
         process: its rank's.
         has_come: whether it has said that it is back.
         counts: whether another one may be able to go on when it is.
-        hears: has happen what threads of its process ask for that take no turns; whether there is any.
         spins: whether it looks again and again at memory that another process may write.
     """
 
     process: RankProcess
     has_come: Callable[[], bool]
     counts: Callable[[], bool]
-    hears: Callable[[], bool]
     spins: bool = False
 
 
@@ -172,6 +170,7 @@ class RankProcesses(ABC):
         died: ranks whose processes have ended in the middle of their programs, as of the last check.
         away: those who wait for what the simulation does not see, by what ends that.
         awaited: the ranks of those for which the simulation waits, to go on.
+        listeners: of processes with threads that take no turns: hears what these have to say.
         unwound: whether ranks that are to end are notified, and their programs unwind.
     """
 
@@ -183,6 +182,7 @@ class RankProcesses(ABC):
         self.away: dict[Condition, Away] = {}
         self.awaited: list[int] = []
         self._slow: set[Condition] = set()
+        self.listeners: dict[RankProcess, Callable[[], bool]] = {}
 
     # -- from the watchdog's thread (:class:`~kernbench.scheduler.standstill.Stoppable`) ----------------------------------
 
@@ -247,9 +247,9 @@ class RankProcesses(ABC):
         They come back one after the other, in the order in which they went, unless one is slow.
         """
         while True:
-            come = [back for back, each in self.away.items() if each.has_come()]
-            if sum(each.hears() for each in self.away.values()):  # all of them
+            if self.away and sum(hear() for hear in [*self.listeners.values()]):  # all of them
                 return True
+            come = [back for back, each in self.away.items() if each.has_come()]
             awaited = [back for back, each in self.away.items() if each.counts()] or come
             if not awaited:
                 return False
@@ -259,7 +259,10 @@ class RankProcesses(ABC):
                 first.fulfil()
                 return True
             others = bool(come)
-            sockets = {self.away[back].process.wire.socket.fileno() for back in ([first] if others else awaited)}
+            heard = {each.wire.socket.fileno() for each in self.listeners}
+            sockets = heard | {
+                self.away[back].process.wire.socket.fileno() for back in ([first] if others else awaited)
+            }
             with self.awaiting(sorted({self.away[back].process.rank for back in awaited})):
                 found = self.await_one(sorted(sockets), PATIENCE if others else seconds)
             if not found:

@@ -13,6 +13,7 @@ import pickle
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from socket import MSG_DONTWAIT
 from typing import Any, NoReturn
@@ -236,6 +237,7 @@ class Relay:
         if not self._has_free:
             self._has_free = True
             threads.settlers.append(self._settle)
+            self._family.listeners[self._child] = self._hear
         if not self._kept and self._stir not in threads.stirrers:
             threads.stirrers.append(self._stir)
 
@@ -246,29 +248,34 @@ class Relay:
 
     def _stir(self) -> bool:
         """In main, before time moves: whether threads that have begun, or gone on, without a turn have something to say."""
-        return self._hear_free(Settle.BEFORE_TIME)
+        self._settled(Settle.BEFORE_TIME)
+        return self._hear(prompt=True)
 
     def _settle(self) -> bool:
         """In main, when nothing else can happen: whether threads that take no turns have something to say."""
-        return self._hear_free(Settle.STILL if self._kept else Settle.IDLE)
+        self._settled(Settle.STILL if self._kept else Settle.IDLE)
+        return self._hear()
 
-    def _hear_free(self, how: Settle) -> bool:
-        if self._rank in self._family.died:
-            return False
-        if all(lane.away for lane in self._lanes.values()):
-            return self._hear_asked()
+    def _settled(self, how: Settle) -> None:
+        """Wait for threads that take no turns, if one is there that hears the question."""
+        if self._rank not in self._family.died and not all(lane.away for lane in self._lanes.values()):
+            with suppress(EOFError, OSError):
+                self._asked(SETTLE, how)
+
+    def _hear(self, *, prompt: bool = False) -> bool:
+        """In main: have happen what threads have said that take no turns, or only what is ``prompt``; whether there is any."""
         try:
-            come = self._asked(SETTLE, how)
+            while True:
+                self._read(_nothing_there)
+        except BlockingIOError:
+            pass
         except (EOFError, OSError):
-            return self._hear_asked()
-        return self._hear_asked() or self._do(come)
-
-    def _hear_asked(self) -> bool:
-        """In main: whether threads without turns have said something while all others were away."""
+            self._family.listeners.pop(self._child, None)
         said = self._found[ASKED]
-        return sum(self._do(said.popleft()) for _ in range(len(said))) > 0
-
-    def _do(self, come: Sequence[tuple[Any, ...]]) -> bool:
+        kept = [each for each in said if prompt and not each[1]]
+        come = [item for item, is_prompt in said if is_prompt or not prompt]
+        said.clear()
+        said.extend(kept)
         if come and self._kept:  # it comes from others, and they have got to now
             self._me.clock = max(self._me.clock, self._simulation.engine.now)
         for item in come:
@@ -326,7 +333,7 @@ class Relay:
         """The thread waits for what is not seen here. The others have their turns, until they cannot go on without it."""
         back = Condition(f"{lane.away} that another process is to bring", self._rank)
         self._family.away[back] = Away(
-            self._child, partial(self._has_come, lane), partial(self._counts, lane), self._hear_asked,
+            self._child, partial(self._has_come, lane), partial(self._counts, lane),
             lane.away == LOOKED_AT,
         )  # fmt: skip
         try:

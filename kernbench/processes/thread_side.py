@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import threading
 from _thread import allocate_lock
-from collections import deque
 from collections.abc import Callable
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any
 
 from kernbench.processes.uplink import Settle, Uplink
 from kernbench.scheduler.crew import Crew, TakesTurns
@@ -38,13 +37,6 @@ REPLACED = (
 """Methods of a simulation's threads that a rank's process has of its own."""
 
 
-class _Arrival(NamedTuple):
-    """What a thread that takes no turns has to say; ``prompt``: before time moves."""
-
-    item: tuple[Any, ...]
-    prompt: bool
-
-
 class ThreadSide:
     """What is done here of :class:`.RankThreads`; ``side``: the way to the simulation."""
 
@@ -55,7 +47,7 @@ class ThreadSide:
         self._numbers, self._keys = count(1), count()
         self._awaited: dict[Notice, int] = {}
         self._limits: dict[Notice, float] = {}
-        self._arrivals: deque[_Arrival] = deque()
+        self._unheard = 0
         self._mains: Notice | None = None
         self._interrupted = False
 
@@ -64,7 +56,7 @@ class ThreadSide:
         for name in REPLACED:
             setattr(self._threads, name, getattr(self, name))
         self._side.turn.number = 0
-        self._side.settle, self._side.tell_asked = self.settle, self._tell_asked
+        self._side.settle = self.settle
         signals = self._side.signals
         signals.held, signals.begun = self._interrupt, self._listen_for_signals
         if signals.handles:
@@ -100,7 +92,7 @@ class ThreadSide:
 
     def ask(self, turns: ProcessTurns) -> None:
         """See :meth:`RankThreads.ask`."""
-        self._arrive("thread", turns.number, turns.name, turns.daemon)
+        self._say("thread", turns.number, turns.name, turns.daemon)
         self._threads.unwatch()
 
     def watch(self, crew: Crew, thread: threading.Thread) -> None:
@@ -157,7 +149,7 @@ class ThreadSide:
         key = None if self._mains is None else self._awaited.get(self._mains)
         if key is not None:
             self._interrupted = True
-            self._arrive("tell", key)
+            self._say("tell", key)
 
     def time(self) -> float:
         """See :meth:`RankThreads.time`."""
@@ -171,7 +163,7 @@ class ThreadSide:
         if self._side.has_turn:
             self._side.cast("tell", key)
         else:
-            self._arrive("tell", key)
+            self._say("tell", key)
 
     def outside(self, awaits: str, work: Callable[[], Any]) -> Any:
         """See :meth:`RankThreads.outside`."""
@@ -187,20 +179,12 @@ class ThreadSide:
         finally:
             del self._side.looks[key]
 
-    def _arrive(self, *item: Any) -> None:
-        self._arrivals.append(_Arrival(item, self._threads.stirs_still()))
-        self._tell_asked()
+    def _say(self, *item: Any) -> None:
+        self._unheard += 1
+        self._side.say(item, prompt=self._threads.stirs_still())
 
-    def _tell_asked(self) -> None:
-        if self._arrivals and not self._side.present:
-            come = self._taken(len(self._arrivals))
-            self._side.tell_unasked([each.item for each in come])
-
-    def _taken(self, number: int) -> list[_Arrival]:
-        return [self._arrivals.popleft() for _ in range(number)]
-
-    def settle(self, how: Settle) -> list[tuple[Any, ...]]:
-        """While no thread has a turn: what those have to say that take none, as soon as they have nothing to do."""
+    def settle(self, how: Settle) -> None:
+        """While no thread has a turn: return when those that take none have nothing to do, and have said what they had to say."""
         pause, looks = allocate_lock(), 0
         pause.acquire()
         if how is Settle.BEFORE_TIME:
@@ -208,16 +192,13 @@ class ThreadSide:
         while how is Settle.IDLE and self._is_busy(looks * LOOK):
             pause.acquire(timeout=LOOK)
             looks += 1
-        come = self._taken(len(self._arrivals))
-        kept = [each for each in come if how is Settle.BEFORE_TIME and not each.prompt]
-        self._arrivals.extendleft(reversed(kept))
-        return [each.item for each in come if each not in kept]
+        self._unheard = 0
 
     def _is_busy(self, waited: float) -> bool:
         """Whether threads that take no turns may do something. If another one waits for one they may, until something or a
         thread that was away has come, or a limit has passed here, too."""
         overdue = any(limit < waited for limit in self._limits.values())
-        come = self._arrivals or self._side.returning
+        come = self._unheard or self._side.returning
         listening = [self._side.rank] if self._awaited and not come and not overdue else []
         return self._threads.is_busy(listening, overdue=overdue)
 
@@ -244,6 +225,5 @@ class ProcessTurns:
         """See :class:`~kernbench.scheduler.crew.TakesTurns`."""
         self._side.cast("thread_over", self._side.host.clock)
         self._side.send()
-        self._side.leave_turns()
         self._side.turn.number = None
         self._side.hand_over()

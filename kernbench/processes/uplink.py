@@ -35,7 +35,7 @@ _MOST_KEPT = 256
 
 
 SETTLE = -1
-"""In the place of a thread's number: the simulation wants to know of threads that take no turns."""
+"""In the place of a thread's number: the simulation wants to know when threads that take no turns rest."""
 
 
 LOOK = -2
@@ -43,7 +43,7 @@ LOOK = -2
 
 
 ASKED = -4
-"""In the place of a thread's number: what those that take no turns have to say, while all that take some are away."""
+"""In the place of a thread's number: what those that take no turns have to say."""
 
 SHARED = -3
 """Likewise: it says that another process uses a SIP, too; there is no answer."""
@@ -70,7 +70,7 @@ class Settle(Enum):
     """How long threads that take no turns are waited for.
 
     Attributes:
-        BEFORE_TIME: those that have begun, or gone on, until they rest; only what they have to say is asked for.
+        BEFORE_TIME: those that have begun, or gone on, until they rest.
         IDLE: all, until nothing is expected of them: nothing else can happen.
         STILL: not at all: they have nothing to do.
     """
@@ -112,9 +112,7 @@ class Uplink:
         crew: the rank's threads, once its program has started one.
         turn: the number of the running thread, None: it takes no turns.
         signals: whose handlers do not run in the middle of what is said.
-        settle: gives what threads have to say that take no turns.
-        tell_asked: has that said as soon as all that take turns are away: they would hear no question.
-        present: the numbers of threads that take turns and are not away.
+        settle: returns when threads that take no turns rest.
         looks: whether what threads wait for is ready, by the numbers of their calls.
         returning: threads that were away, and wait for their turn.
         shares: marks a SIP as one that other processes use, too.
@@ -135,9 +133,7 @@ class Uplink:
         self.writers: dict[int, dict[int, Posted]] = {}
         self.crew: Crew | None = None
         self.turn = _Numbered()
-        self.settle: Callable[[Settle], list[tuple[Any, ...]]] = lambda _: []
-        self.tell_asked: Callable[[], object] = lambda: None
-        self.present: set[int | None] = {0}
+        self.settle: Callable[[Settle], None] = lambda _: None
         self.looks: dict[int, Callable[[], bool]] = {}
         self.returning: set[int | None] = set()
         self.shares: Callable[[int], None]
@@ -168,14 +164,12 @@ class Uplink:
         self.compute()
         self.cast("leave", awaits, self.host.clock)
         self.send()
-        self.leave_turns()
         crew = self.crew
         if crew is None:
             try:
                 with self.host.aside():
                     yield
             finally:
-                self.present.add(self.turn.number)
                 self.call("come_back")
             return
         own = crew.read()
@@ -188,7 +182,6 @@ class Uplink:
                 raise SystemExit
             with self.signals:
                 self.returning.add(self.turn.number)
-                self.present.add(self.turn.number)
                 with self._lock:  # what is kept is of the thread that runs
                     self._send([("call", "come_back", (), None, "", 0, 0.0, user_location())])
                 reply = self._reply()
@@ -198,20 +191,14 @@ class Uplink:
 
     def begin_turns(self) -> None:
         """In a thread that has got a number: return when it is its turn."""
-        reply = self._reply()
-        self.present.add(self.turn.number)
-        self._hear("thread", *reply)
+        self._hear("thread", *self._reply())
 
-    def leave_turns(self) -> None:
-        """The running thread has no turn from now on."""
-        self.present.discard(self.turn.number)
-        self.tell_asked()
-
-    def tell_unasked(self, items: list[tuple[Any, ...]]) -> None:
-        """In any thread: say what those have to say that take no turns."""
+    def say(self, item: tuple[Any, ...], *, prompt: bool) -> None:
+        """In a thread that has no turn: have the simulation call something, before time moves (``prompt``) or when nothing else
+        can happen."""
         with self.signals, self._lock:
             try:
-                self._wire.send((ASKED, items))
+                self._wire.send((ASKED, (item, prompt)))
             except OSError:
                 gone()
 

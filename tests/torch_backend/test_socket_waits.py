@@ -1,9 +1,13 @@
-"""A rank that waits on a socket of ZeroMQ's for another rank: the others go on, and it is back no sooner than they are."""
+"""A rank that waits on a socket for another rank or thread: the others go on, and it is back no sooner than they are."""
 
 from __future__ import annotations
 
+import http.server
 import os
+import socket
+import threading
 import time
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -124,3 +128,91 @@ def test_zeromqs_own_sockets(isolation: Any, tmp_path: Path) -> None:
         events, message, told = eval((tmp_path / str(rank)).read_text())
         assert (events, message) == (1, b"READY")
         assert told == pytest.approx(1.0, abs=1e-3)
+
+
+class _Server(http.server.BaseHTTPRequestHandler):
+    """Gives more bytes than a socket's buffers hold, after half a second."""
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        data = bytes(8 << 20)
+        time.sleep(0.5)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+def _ask(rank: int, out: str, own: bool) -> None:
+    dist.init_process_group("gloo")
+    where: list[Any] = [None]
+    if rank == 0:
+        server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), _Server)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        where = [server.server_address[1]]
+    dist.broadcast_object_list(where)
+    found: tuple[int, float] | None = None
+    if (rank == 0) == own:
+        begin = time.monotonic()
+        with urllib.request.urlopen(f"http://127.0.0.1:{where[0]}/") as answer:
+            found = len(answer.read()), round(time.monotonic() - begin, 3)
+    dist.barrier()
+    (Path(out) / str(rank)).write_text(repr((found, time.monotonic())))
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_a_server_in_a_thread_of_a_rank_answers(own: bool, tmp_path: Path) -> None:
+    found = []
+    for isolation in ("carrier", "process"):
+        with kernbench.simulate("dgx_h100", seed=1) as ctx:
+            ctx.multiprocessing.spawn(_ask, (str(tmp_path), own), nprocs=2, isolation=isolation)
+        found.append([eval((tmp_path / str(rank)).read_text()) for rank in range(2)])
+    assert found[0] == found[1]
+    assert found[0][0 if own else 1][0] == (8 << 20, 0.5)
+
+
+def _meet(rank: int, out: str) -> None:
+    dist.init_process_group("gloo")
+    port: list[Any] = [None]
+    listener = None
+    if rank == 0:
+        listener = socket.create_server(("127.0.0.1", 0))
+        port = [listener.getsockname()[1]]
+    dist.broadcast_object_list(port)
+    if listener is not None:
+        end, _ = listener.accept()
+        heard = end.recv(16)
+        time.sleep(0.5)
+        end.sendall(b"answer")
+    else:
+        time.sleep(1.0)
+        end = socket.create_connection(("127.0.0.1", port[0]))
+        end.sendall(b"question")
+        heard = end.recv(16)
+    (Path(out) / str(rank)).write_text(repr((heard, round(time.monotonic(), 2))))
+
+
+@pytest.mark.parametrize("isolation", ["carrier", "process"])
+def test_ranks_meet_over_a_socket(isolation: Any, tmp_path: Path) -> None:
+    with kernbench.simulate("dgx_h100", seed=1) as ctx:
+        ctx.multiprocessing.spawn(_meet, (str(tmp_path),), nprocs=2, isolation=isolation)
+    assert [eval((tmp_path / str(rank)).read_text()) for rank in range(2)] == [(b"question", 1.5), (b"answer", 1.5)]
+
+
+def test_sockets_that_do_not_wait_are_pythons(tmp_path: Path) -> None:
+    def body(rank: int) -> None:
+        here, there = socket.socketpair()
+        here.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            here.recv(1)
+        with pytest.raises(BlockingIOError):
+            there.recv(1, socket.MSG_DONTWAIT)
+        there.settimeout(0.01)
+        with pytest.raises(TimeoutError):
+            there.recv(1)
+
+    with kernbench.simulate() as ctx:
+        ctx.multiprocessing.spawn(body, nprocs=2)
+    assert "recv" not in vars(socket.socket)

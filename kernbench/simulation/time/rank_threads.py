@@ -648,7 +648,7 @@ class RankThreads:
         at, serial, notice = heapq.heappop(self._timers)
         if serial <= fresh:
             self._long = self._idle
-        if still:
+        if still and notice.condition.name != SLEEP:
             notice.condition.fulfil()
         else:
             self._ran_out = at

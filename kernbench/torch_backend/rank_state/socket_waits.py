@@ -1,21 +1,24 @@
-"""Where a rank waits on ZeroMQ's sockets for another process, or looks again and again at what that may write.
+"""Where a rank waits on sockets for another rank, thread or process, or looks again and again at what that may write.
 
-Serving engines set up their queues over such sockets (``pyzmq``), within one node. Who is at the other end a socket does not
-say, so every wait that could last gives the turn away: the rank is back when the others cannot go on without it, no earlier in
-virtual time than they have got to. A limit of such a wait is the machine's time. A loop that asks a socket in vain, or gives
-the core away (``os.sched_yield``) between looks at shared memory, gives its turn away, too.
+Serving engines set up their queues over ZeroMQ's sockets (``pyzmq``), within one node; programs find each other, and fetch
+checkpoints, over Python's. Who is at the other end a socket does not say, so every wait that could last gives the turn away:
+the rank is back when the others cannot go on without it, no earlier in virtual time than they have got to. A limit of such a
+wait is the machine's time. A loop that asks a socket in vain, or gives the core away (``os.sched_yield``) between looks at
+shared memory, gives its turn away, too. Of another host a rank waits as Python does: that is no rank.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import socket
+import weakref
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from kernbench.scheduler.carrier import current_carrier
-from kernbench.scheduler.crew import acting_crew, current_member, is_in_rank, is_outside
+from kernbench.scheduler.crew import acting_crew, current_member, current_thread_is_side, is_in_rank, is_outside
 from kernbench.simulation.active_simulation import current_simulation
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.time.rank_threads import LOOKED_AT
@@ -26,6 +29,14 @@ SOCKETS, POLLERS = "zmq.sugar.socket", "zmq.sugar.poll"
 """Modules of pyzmq whose classes wait."""
 
 RELIES_ON = (Reliance("os.sched_yield", "a loop that looks at shared memory calls it between two looks"),)
+
+_READS = ("recv", "recv_into", "recvfrom", "recvfrom_into", "recvmsg", "recvmsg_into")
+"""Methods of a socket that wait until there is something to read."""
+
+_NOT_BUFFERED = 1 << 16
+"""Bytes from which on sending them may wait for a reader: a socket's buffers may have no room for them."""
+
+_Socket: Any = socket.socket
 
 _DONT_WAIT = 1
 """``zmq.DONTWAIT``, of the wire protocol's library."""
@@ -38,7 +49,22 @@ _LOOKS = 2
 
 
 def install(patches: Patches) -> None:
-    """``os.sched_yield``."""
+    """``os.sched_yield``, and sockets of Python that ranks make."""
+    made: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+    stock_init = _Socket.__init__
+
+    @functools.wraps(stock_init)
+    def init(self: socket.socket, *args: Any, **kwargs: Any) -> None:
+        stock_init(self, *args, **kwargs)
+        if current_simulation() is not None and (is_in_rank() or current_thread_is_side()):
+            made.add(self)
+
+    patches.set(_Socket, "__init__", init)
+    for name in _READS:
+        patches.set(_Socket, name, _waiting(getattr(_Socket, name), made, lambda sizes: True))
+    patches.set(_Socket, "accept", _waiting(_Socket.accept, made, lambda sizes: True, far=lambda _: False))
+    for name in ("send", "sendall"):
+        patches.set(_Socket, name, _waiting(getattr(_Socket, name), made, lambda data: len(data[0]) > _NOT_BUFFERED))
     stock = os.sched_yield
 
     @functools.wraps(stock)
@@ -50,6 +76,42 @@ def install(patches: Patches) -> None:
             _look_later(simulation)
 
     patches.set(os, "sched_yield", sched_yield)
+
+
+def _is_far(end: socket.socket) -> bool:
+    """Whether the other end is on another host."""
+    if end.family == socket.AF_UNIX:
+        return False
+    try:
+        mine, other = end.getsockname()[0], end.getpeername()[0]
+    except OSError:  # of datagrams, from anywhere
+        return False
+    return bool(mine != other and not other.removeprefix("::ffff:").startswith("127."))
+
+
+def _waiting(
+    stock: Callable[..., Any],
+    made: weakref.WeakSet[socket.socket],
+    lasts: Callable[[tuple[Any, ...]], bool],
+    far: Callable[[socket.socket], bool] = _is_far,
+) -> Callable[..., Any]:
+    """A method by which a socket that a rank has ``made`` waits for its other end, if that ``lasts`` with these arguments."""
+
+    @functools.wraps(stock)
+    def method(self: socket.socket, *args: Any, **kwargs: Any) -> Any:
+        simulation = _of_a_rank() if self in made else None
+        never = simulation is None or self.gettimeout() == 0 or _asks_not_to_wait(args, kwargs)
+        if never or not lasts(args) or far(self):
+            return stock(self, *args, **kwargs)
+        assert simulation is not None
+        return simulation.threads.outside("a message", functools.partial(stock, self, *args, **kwargs))
+
+    return method
+
+
+def _asks_not_to_wait(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    given = [*args[1:], *kwargs.values()]
+    return any(type(each) in (int, socket.MsgFlag) and each & socket.MSG_DONTWAIT for each in given)
 
 
 def install_sockets(patches: Patches, module: ModuleType) -> None:
