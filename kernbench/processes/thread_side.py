@@ -184,7 +184,7 @@ class ThreadSide:
         self._side.say(item, prompt=self._threads.stirs_still())
 
     def settle(self, how: Settle) -> None:
-        """While no thread has a turn: return when those that take none have nothing to do, and have said what they had to say."""
+        """While no thread has a turn: return when those that take none rest, and have said what they had to say."""
         pause, looks = allocate_lock(), 0
         pause.acquire()
         if how is Settle.BEFORE_TIME:
