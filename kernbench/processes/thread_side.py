@@ -46,7 +46,7 @@ class ThreadSide:
         self._watch, self._stirs = self._threads.watch, self._threads.stirs
         self._numbers, self._keys = count(1), count()
         self._awaited: dict[Notice, int] = {}
-        self._limits: dict[Notice, float] = {}
+        self._limits: dict[int, float] = {}
         self._unheard = 0
         self._mains: Notice | None = None
         self._interrupted = False
@@ -116,7 +116,12 @@ class ThreadSide:
 
     def sleep(self, seconds: float) -> None:
         """See :meth:`RankThreads.sleep`."""
-        self._side.call("await_thread", next(self._keys), SLEEP, seconds, False)
+        key = next(self._keys)
+        self._limits[key] = seconds
+        try:
+            self._side.call("await_thread", key, SLEEP, seconds, False)
+        finally:
+            del self._limits[key]
 
     def wait(self, notice: Notice, seconds: float | None = None) -> bool:
         """See :meth:`RankThreads.wait`."""
@@ -131,7 +136,7 @@ class ThreadSide:
         """Wait; whether that has ended for a signal alone."""
         key = self._awaited[notice] = next(self._keys)
         if seconds is not None:
-            self._limits[notice] = seconds
+            self._limits[key] = seconds
         mains = self._side.turn.number == 0
         if mains:
             self._mains, self._interrupted = notice, False
@@ -141,7 +146,7 @@ class ThreadSide:
             if mains:
                 self._mains = None
             del self._awaited[notice]
-            self._limits.pop(notice, None)
+            self._limits.pop(key, None)
         return mains and self._interrupted and not notice.told
 
     def _interrupt(self) -> None:

@@ -452,6 +452,19 @@ def test_a_server_that_looks_whether_it_is_to_end_hides_no_deadlock(isolation: s
         ctx.multiprocessing.spawn(worker, nprocs=2, isolation=isolation)
 
 
+def test_a_sleep_beside_a_server_ends(both: Run) -> None:
+    def body() -> Any:
+        server = socketserver.TCPServer(("127.0.0.1", 0), socketserver.BaseRequestHandler)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        woken = threading.Event()
+        threading.Thread(target=lambda: (time.sleep(0.01), woken.set()), daemon=True).start()
+        begin = time.monotonic()
+        woken.wait()
+        return round(time.monotonic() - begin, 3)
+
+    assert both(body)[0] == [0.01, 0.01]
+
+
 def test_asynchronous_checkpoints(both: Run, tmp_path: Path) -> None:
     def body() -> Any:
         group, rank = dist.new_group(backend="gloo"), dist.get_rank()

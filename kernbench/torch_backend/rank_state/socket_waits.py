@@ -61,10 +61,10 @@ def install(patches: Patches) -> None:
 
     patches.set(_Socket, "__init__", init)
     for name in _READS:
-        patches.set(_Socket, name, _waiting(getattr(_Socket, name), made, lambda sizes: True))
-    patches.set(_Socket, "accept", _waiting(_Socket.accept, made, lambda sizes: True, far=lambda _: False))
+        patches.set(_Socket, name, _waiting(getattr(_Socket, name), made))
+    patches.set(_Socket, "accept", _waiting(_Socket.accept, made, far=lambda _: False))
     for name in ("send", "sendall"):
-        patches.set(_Socket, name, _waiting(getattr(_Socket, name), made, lambda data: len(data[0]) > _NOT_BUFFERED))
+        patches.set(_Socket, name, _waiting(getattr(_Socket, name), made, _may_fill_buffers))
     stock = os.sched_yield
 
     @functools.wraps(stock)
@@ -92,7 +92,7 @@ def _is_far(end: socket.socket) -> bool:
 def _waiting(
     stock: Callable[..., Any],
     made: weakref.WeakSet[socket.socket],
-    lasts: Callable[[tuple[Any, ...]], bool],
+    lasts: Callable[..., bool] = lambda *_: True,
     far: Callable[[socket.socket], bool] = _is_far,
 ) -> Callable[..., Any]:
     """A method by which a socket that a rank has ``made`` waits for its other end, if that ``lasts`` with these arguments."""
@@ -101,12 +101,16 @@ def _waiting(
     def method(self: socket.socket, *args: Any, **kwargs: Any) -> Any:
         simulation = _of_a_rank() if self in made else None
         never = simulation is None or self.gettimeout() == 0 or _asks_not_to_wait(args, kwargs)
-        if never or not lasts(args) or far(self):
+        if never or not lasts(*args) or far(self):
             return stock(self, *args, **kwargs)
         assert simulation is not None
         return simulation.threads.outside("a message", functools.partial(stock, self, *args, **kwargs))
 
     return method
+
+
+def _may_fill_buffers(data: Any, *_: object) -> bool:
+    return memoryview(data).nbytes > _NOT_BUFFERED
 
 
 def _asks_not_to_wait(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
