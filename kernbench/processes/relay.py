@@ -110,7 +110,6 @@ class Relay:
         self._lanes = {0: self._now}
         self._notices: dict[int, Notice] = {}
         self._found: dict[int, deque[Any]] = {SETTLE: deque(), LOOK: deque(), ASKED: deque()}
-        self._has_free = False
         self._overdrawn: BaseException | None = None
         devices = DeviceAccounts(simulation, self._me, child.wire, self._overdraw)
         self._handlers: dict[str, Callable[..., Any]] = {
@@ -233,11 +232,10 @@ class Relay:
 
     def _watch(self) -> None:
         """A thread that takes no turns has begun, or goes on."""
-        threads = self._simulation.threads
-        if not self._has_free:
-            self._has_free = True
+        threads, listeners = self._simulation.threads, self._family.listeners
+        if self._child not in listeners:
+            listeners[self._child] = self._hear
             threads.settlers.append(self._settle)
-            self._family.listeners[self._child] = self._hear
         if not self._kept and self._stir not in threads.stirrers:
             threads.stirrers.append(self._stir)
 
@@ -333,9 +331,8 @@ class Relay:
         """The thread waits for what is not seen here. The others have their turns, until they cannot go on without it."""
         back = Condition(f"{lane.away} that another process is to bring", self._rank)
         self._family.away[back] = Away(
-            self._child, partial(self._has_come, lane), partial(self._counts, lane),
-            lane.away == LOOKED_AT,
-        )  # fmt: skip
+            self._child, partial(self._has_come, lane), partial(self._counts, lane), lane.away == LOOKED_AT
+        )
         try:
             self._simulation.waits.block_on(back)
         finally:

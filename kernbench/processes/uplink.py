@@ -42,11 +42,12 @@ LOOK = -2
 """Likewise: it wants to know whether what a thread waits for is ready."""
 
 
-ASKED = -4
-"""In the place of a thread's number: what those that take no turns have to say."""
-
 SHARED = -3
 """Likewise: it says that another process uses a SIP, too; there is no answer."""
+
+
+ASKED = -4
+"""In the place of a thread's number: what those that take no turns have to say."""
 
 
 class _Numbered(threading.local):
@@ -197,10 +198,7 @@ class Uplink:
         """In a thread that has no turn: have the simulation call something, before time moves (``prompt``) or when nothing else
         can happen."""
         with self.signals, self._lock:
-            try:
-                self._wire.send((ASKED, (item, prompt)))
-            except OSError:
-                gone()
+            self._put(ASKED, (item, prompt))
 
     def hand_over(self) -> None:
         """The running thread waits for no reply: another one reads those of the threads that do."""
@@ -280,8 +278,11 @@ class Uplink:
                 self._send(kept)
 
     def _send(self, items: list[tuple[Any, ...]]) -> None:
+        self._put(self.turn.number or 0, items)
+
+    def _put(self, number: int, body: Any) -> None:
         try:
-            self._wire.send((self.turn.number or 0, items))
+            self._wire.send((number, body))
         except OSError:
             gone()
 

@@ -183,5 +183,5 @@ def place_of(thread: threading.Thread) -> object:
 def is_elsewhere(before: object, now: object, slight: float = 0.0) -> bool:
     """Whether a thread has gone from one place (:func:`place_of`) to another, or may have, by more than ``slight`` seconds."""
     if not isinstance(before, tuple) or not isinstance(now, tuple):
-        return before is None or before != now
+        return before != now
     return bool(before[0] != now[0] or now[1] - before[1] > slight * 1e9)

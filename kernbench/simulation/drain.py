@@ -180,7 +180,7 @@ class Drain:
         Of a rank's threads, those that wait for another one hear of it from that one; a daemon that goes on by itself does not.
         """
         error = self._deadlock_error()
-        waiting = self.threads.not_to_be_told(self.waits.pending)
+        waiting = self.threads.outside_a_deadlock(self.waits.pending)
         blocked = [target for _, target in self.waits.pending if target not in waiting]
         self.waits.clear(keep=waiting)
         self.matcher.forget_unmatched()

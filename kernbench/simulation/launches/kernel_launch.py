@@ -176,8 +176,7 @@ class KernelLauncher:
         Otherwise, or if anything that it is given is assumed, what it may write is.
         """
         reach = launch.program.reach
-        with self.hosts.current().as_one():
-            behind = {place: self._behind(launch, place) for place in reach.tables}
+        behind = {place: self._behind(launch, place) for place in reach.tables}
         touched = [*tensors, *(each for found in behind.values() for each in found)]
         notes = [stored for tensor in touched if (stored := self.streams.stored_of(tensor)) is not None]
         computed = bool(tensors) and not any(stored.hollow for stored in notes)
@@ -199,8 +198,9 @@ class KernelLauncher:
         stored = self.streams.stored_of(table)
         if stored is not None and (stored.hollow or stored.unknown):
             return []  # an access to what is in it is refused
-        addresses = dict.fromkeys(table.detach().flatten().view(torch.int64).tolist())
-        return [each.flat(torch.uint8) for each in find_all(list(addresses), self.memory)]
+        with self.hosts.current().as_one():
+            addresses = dict.fromkeys(table.detach().flatten().view(torch.int64).tolist())
+            return [each.flat(torch.uint8) for each in find_all(list(addresses), self.memory)]
 
     def _require_reach(self, launch: Launch, tensors: Sequence[torch.Tensor]) -> None:
         """Beside tensors on a GPU none is in the host's memory, unless the GPU reaches that (the context's are with both)."""

@@ -62,6 +62,9 @@ does."""
 GLANCE = 0.02
 """Seconds of the machine's time between two looks at a thread that has just begun, or gone on, without a turn."""
 
+_NOWHERE = object()
+"""The place of a thread that has not been looked at."""
+
 _MOST_GLANCES = 250
 """Of those, as many as are waited for: a thread that goes round never rests."""
 
@@ -401,8 +404,8 @@ class RankThreads:
         for _ in range(_MOST_GLANCES):
             self._take_arrivals(GLANCE)
             for thread in list(self._stirring):
-                before, places[thread] = places.get(thread), place_of(thread)
-                if not thread.is_alive() or not (before is None or is_elsewhere(before, places[thread])):
+                before, places[thread] = places.get(thread, _NOWHERE), place_of(thread)
+                if not thread.is_alive() or not is_elsewhere(before, places[thread]):
                     self._stirring.discard(thread)
             if not self._stirring:
                 return
@@ -598,12 +601,12 @@ class RankThreads:
             if crew.rank in listening:
                 busy = True
                 continue
-            place, (before, looks) = place_of(thread), self._places.get(thread, (None, 0))
+            place, (before, looks) = place_of(thread), self._places.get(thread, (_NOWHERE, 0))
             self._places[thread] = place, 0 if is_elsewhere(before, place, _MOMENT) else looks + 1
             busy = busy or self._places[thread][1] <= (1 if overdue else QUIET)
         return busy
 
-    def not_to_be_told(self, pending: Collection[tuple[Any, Any]]) -> set[Any]:
+    def outside_a_deadlock(self, pending: Collection[tuple[Any, Any]]) -> set[Any]:
         """Of those who wait, threads that a deadlock is not the business of: those that do so for another one of their rank,
         where one of that waits for something else, and daemons that go on when a limit runs out."""
         rank_of = self._scheduler.rank_by_greenlet
