@@ -324,7 +324,8 @@ def simulate(
         handle = resolve_topology(system, nodes=told.nodes, plugins=manager)
     if told.ranks != "all" and told.enable_data:
         raise ConfigError(
-            f"ranks={ranks!r}: ranks stand in for others only without data (enable_data=False, --no-data)"
+            f"ranks={ranks!r}: ranks stand in for others only without data (enable_data=False, --no-data); how many there are "
+            "in all is said by spawn's nprocs, --nproc-per-node"
         )
     if told.memory == "weak" and not told.enable_data:
         raise ConfigError("memory='weak' is about values: it needs data (enable_data=True, no --no-data)")
