@@ -38,7 +38,7 @@ from kernbench.simulation.ranks.locations import Location
 from kernbench.simulation.ranks.training_steps import StepEnd
 from kernbench.simulation.ranks.work_counts import Account
 from kernbench.simulation.simulation import Simulation
-from kernbench.simulation.time.rank_threads import LOOKED_AT, Notice
+from kernbench.simulation.time.notices import LOOKED_AT, THREAD_LOOKED_AT, Notice
 from kernbench.simulation.values.collective_values import Brought
 from kernbench.torch_backend.process_groups.stores import CooperativeStore, StoreHost
 from kernbench.triton_engine.signals import Party
@@ -133,6 +133,7 @@ class Relay:
             "pause": simulation.scheduler.pause, "store": self._store, "come_back": self._come_back,
             "reserve": devices.reserve, "unreserved": devices.unreserved, "others": devices.others,
             "await_thread": self._await_thread, "meet": self._meet, "ask_for": self._ask_for, "drive": self._drive,
+            "look_again": self._look_again,
         }  # fmt: skip
 
     def serve(self) -> None:
@@ -205,6 +206,15 @@ class Relay:
         finally:
             del self._notices[key]
 
+    def _look_again(self, key: int, again: bool, hopeless: bool) -> bool:
+        """A thread has looked in vain at what another one is to do."""
+        threads = self._simulation.threads
+        notice = self._notices[key] = threads.notice(THREAD_LOOKED_AT)
+        try:
+            return threads.look_again(again=again, hopeless=hopeless, notice=notice)
+        finally:
+            del self._notices[key]
+
     def _meet(self, key: int, awaits: str, seconds: float | None) -> bool:
         """A thread waits for what its process can look at."""
         return self._simulation.threads.meet(awaits, partial(self._is_ready, key), seconds)
@@ -251,14 +261,16 @@ class Relay:
 
     def _settle(self) -> bool:
         """In main, when nothing else can happen: whether threads that take no turns have something to say."""
-        self._settled(Settle.STILL if self._kept else Settle.IDLE)
+        if self._settled(Settle.STILL if self._kept else Settle.IDLE):
+            self._simulation.threads.free.rested()
         return self._hear()
 
-    def _settled(self, how: Settle) -> None:
-        """Wait for threads that take no turns, if one is there that hears the question."""
+    def _settled(self, how: Settle) -> bool:
+        """Wait for threads that take no turns, if one is there that hears the question; whether one did something."""
         if self._rank not in self._family.died and not all(lane.away for lane in self._lanes.values()):
             with suppress(EOFError, OSError):
-                self._asked(SETTLE, how)
+                return bool(self._asked(SETTLE, how))
+        return False
 
     def _hear(self, *, prompt: bool = False) -> bool:
         """In main: have happen what threads have said that take no turns, or only what is ``prompt``; whether there is any."""

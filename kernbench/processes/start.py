@@ -15,7 +15,8 @@ from kernbench.processes.rank_process import RankProcesses
 from kernbench.processes.relay import Relay
 from kernbench.processes.timekeeper import Timekeeper
 from kernbench.simulation.simulation import Simulation
-from kernbench.simulation.time.rank_threads import LOOK, RankThreads
+from kernbench.simulation.time.free_threads import LOOK
+from kernbench.simulation.time.rank_threads import RankThreads
 from kernbench.torch_backend.environment import Environment
 from kernbench.torch_backend.process_groups import stores
 
@@ -78,7 +79,7 @@ def relay(simulation: Simulation, members: RankProcesses, keeper: Timekeeper | N
             return keeper.await_any(simulation.threads.looks)
         if simulation.threads.looks:
             return _look_or_await(simulation.threads, members)
-        return members.await_absent(simulation.threads.limit())
+        return members.await_absent(simulation.threads.limits.first())
 
     if keeper is not None:
         keeper.serve(members)
@@ -96,7 +97,7 @@ def relay(simulation: Simulation, members: RankProcesses, keeper: Timekeeper | N
 
 def _look_or_await(threads: RankThreads, members: RankProcesses) -> bool:
     """As long as ranks are away and no limit runs out: whether one has come back, or what another looks at is ready."""
-    waited, limit = 0.0, threads.limit()
+    waited, limit = 0.0, threads.limits.first()
     while not (threads.look() or members.await_absent(LOOK)):
         waited += LOOK
         if not members.away or (limit is not None and waited > limit):
@@ -113,5 +114,5 @@ def _hold(simulation: Simulation, keeper: Timekeeper) -> bool:
             return True
         if simulation.threads.look():
             return True
-        simulation.threads.schedule(math.inf)
+        simulation.threads.limits.schedule(math.inf)
     return False

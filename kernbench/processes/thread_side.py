@@ -8,26 +8,27 @@ from __future__ import annotations
 
 import threading
 from _thread import allocate_lock
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
 from kernbench.processes.uplink import Settle, Uplink
 from kernbench.scheduler.crew import Crew, TakesTurns
 from kernbench.sim_engine import Condition
-from kernbench.simulation.time.rank_threads import LOOK, SLEEP, Notice
+from kernbench.simulation.time.free_threads import LOOK
+from kernbench.simulation.time.notices import SLEEP, THREAD_LOOKED_AT, Notice
 
 REPLACED = (
     "crew",
     "begin",
     "admit",
     "ask",
-    "watch",
     "linger",
     "close",
-    "stirs",
     "notice",
     "sleep",
+    "look_again",
     "wait",
     "time",
     "tell",
@@ -43,7 +44,7 @@ class ThreadSide:
     def __init__(self, side: Uplink) -> None:
         self._side = side
         self._threads = side.simulation.threads
-        self._watch, self._stirs = self._threads.watch, self._threads.stirs
+        self._watch, self._stirs = self._threads.free.watch, self._threads.free.stirs
         self._numbers, self._keys = count(1), count()
         self._awaited: dict[Notice, int] = {}
         self._limits: dict[int, float] = {}
@@ -55,6 +56,8 @@ class ThreadSide:
         """From here on this process's threads are the rank's; the running one is its own."""
         for name in REPLACED:
             setattr(self._threads, name, getattr(self, name))
+        for name in ("watch", "stirs"):
+            setattr(self._threads.free, name, getattr(self, name))
         self._side.turn.number = 0
         self._side.settle = self.settle
         signals = self._side.signals
@@ -93,15 +96,15 @@ class ThreadSide:
     def ask(self, turns: ProcessTurns) -> None:
         """See :meth:`RankThreads.ask`."""
         self._say("thread", turns.number, turns.name, turns.daemon)
-        self._threads.unwatch()
+        self._threads.free.unwatch()
 
     def watch(self, crew: Crew, thread: threading.Thread) -> None:
-        """See :meth:`RankThreads.watch`."""
+        """See :meth:`.FreeThreads.watch`."""
         self._watch(crew, thread)
         self._side.cast("watch")
 
     def stirs(self, thread: threading.Thread) -> None:
-        """See :meth:`RankThreads.stirs`."""
+        """See :meth:`.FreeThreads.stirs`."""
         self._stirs(thread)
         if self._side.has_turn:
             self._side.cast("watch")
@@ -123,6 +126,11 @@ class ThreadSide:
         finally:
             del self._limits[key]
 
+    def look_again(self, *, again: bool, hopeless: bool) -> bool:
+        """See :meth:`RankThreads.look_again`."""
+        with self._awaiting(self.notice(THREAD_LOOKED_AT)) as key:
+            return bool(self._side.call("look_again", key, again, hopeless))
+
     def wait(self, notice: Notice, seconds: float | None = None) -> bool:
         """See :meth:`RankThreads.wait`."""
         if notice.told:
@@ -134,20 +142,28 @@ class ThreadSide:
 
     def _is_interrupted(self, notice: Notice, seconds: float | None) -> bool:
         """Wait; whether that has ended for a signal alone."""
+        with self._awaiting(notice) as key:
+            if seconds is not None:
+                self._limits[key] = seconds
+            try:
+                self._side.call("await_thread", key, notice.condition.name, seconds)
+            finally:
+                self._limits.pop(key, None)
+        return self._side.turn.number == 0 and self._interrupted and not notice.told
+
+    @contextmanager
+    def _awaiting(self, notice: Notice) -> Iterator[int]:
+        """For the length of a block, the running thread waits for ``notice``: its number, by which it is released."""
         key = self._awaited[notice] = next(self._keys)
-        if seconds is not None:
-            self._limits[key] = seconds
         mains = self._side.turn.number == 0
         if mains:
             self._mains, self._interrupted = notice, False
         try:
-            self._side.call("await_thread", key, notice.condition.name, seconds)
+            yield key
         finally:
             if mains:
                 self._mains = None
             del self._awaited[notice]
-            self._limits.pop(key, None)
-        return mains and self._interrupted and not notice.told
 
     def _interrupt(self) -> None:
         """A signal has come while the main thread waits: it goes on in its order, has the handler called, and waits again."""
@@ -186,18 +202,20 @@ class ThreadSide:
 
     def _say(self, *item: Any) -> None:
         self._unheard += 1
-        self._side.say(item, prompt=self._threads.stirs_still())
+        self._side.say(item, prompt=self._threads.free.stirs_still())
 
-    def settle(self, how: Settle) -> None:
-        """While no thread has a turn: return when those that take none rest, and have said what they had to say."""
+    def settle(self, how: Settle) -> bool:
+        """While no thread has a turn: return when those that take none rest, and have said what they had to say; whether one
+        did something until then."""
         pause, looks = allocate_lock(), 0
         pause.acquire()
         if how is Settle.BEFORE_TIME:
-            self._threads.let_rest()
+            self._threads.free.let_rest()
         while how is Settle.IDLE and self._is_busy(looks * LOOK):
             pause.acquire(timeout=LOOK)
             looks += 1
         self._unheard = 0
+        return looks > 0
 
     def _is_busy(self, waited: float) -> bool:
         """Whether threads that take no turns may do something. If another one waits for one they may, until something or a
@@ -205,7 +223,7 @@ class ThreadSide:
         overdue = any(limit < waited for limit in self._limits.values())
         come = self._unheard or self._side.returning
         listening = [self._side.rank] if self._awaited and not come and not overdue else []
-        return self._threads.is_busy(listening, overdue=overdue)
+        return self._threads.free.is_busy(listening, overdue=overdue)
 
 
 class ProcessTurns:

@@ -113,7 +113,7 @@ class Uplink:
         crew: the rank's threads, once its program has started one.
         turn: the number of the running thread, None: it takes no turns.
         signals: whose handlers do not run in the middle of what is said.
-        settle: returns when threads that take no turns rest.
+        settle: returns when threads that take no turns rest; whether one did something until then.
         looks: whether what threads wait for is ready, by the numbers of their calls.
         returning: threads that were away, and wait for their turn.
         shares: marks a SIP as one that other processes use, too.
@@ -134,7 +134,7 @@ class Uplink:
         self.writers: dict[int, dict[int, Posted]] = {}
         self.crew: Crew | None = None
         self.turn = _Numbered()
-        self.settle: Callable[[Settle], None] = lambda _: None
+        self.settle: Callable[[Settle], bool] = lambda _: False
         self.looks: dict[int, Callable[[], bool]] = {}
         self.returning: set[int | None] = set()
         self.shares: Callable[[int], None]

@@ -104,9 +104,13 @@ class Drain:
         self.polls.schedule()
         upcoming = self.engine.next_event
         if upcoming is not None:
-            self.threads.schedule(upcoming)
+            self.threads.limits.schedule(upcoming)
             if self.deadlines.first < upcoming:
-                return self.deadlines.expire_asked_for() if self.threads.only_beats else self.deadlines.expire_first()
+                return (
+                    self.deadlines.expire_asked_for()
+                    if self.threads.limits.only_beats
+                    else self.deadlines.expire_first()
+                )
         if self.release is not None and self.release(idle=False):
             return True
         if self.engine.advance() or (self.release is not None and self.release(idle=True)):

@@ -46,6 +46,7 @@ from kernbench.simulation.time.polling import Polls
 from kernbench.simulation.time.power import clock_limit
 from kernbench.simulation.time.preemption import GivingWay
 from kernbench.simulation.time.rank_threads import RankThreads
+from kernbench.simulation.time.thread_looks import ThreadLooks
 from kernbench.simulation.time.wait_queue import Waits
 from kernbench.simulation.values.assumptions import Assumptions
 from kernbench.simulation.values.deferred_launches import Values
@@ -97,6 +98,7 @@ class Simulation:
         memories: what each process has of each SIP's memory.
         hosts, streams, storages, disks, values, host_reads, functions, kernels: what a rank does by itself.
         threads: of ranks, which take turns.
+        looks: of threads, at what others are to do.
         steps: where the ranks' programs have got to.
         requests: of serving engines, as they report them.
         waits, matcher, runs, deadlines, monitored, polls, signal_timing, drain, world: what concerns others.
@@ -192,6 +194,7 @@ class Simulation:
         self.monitored = MonitoredBarriers(self.matcher, self.deadlines)
         self.polls = Polls(engine, self.hosts, scheduler, self.waits)
         self.threads = RankThreads(engine, self.hosts, scheduler, self.waits)
+        self.looks = ThreadLooks(self.hosts, self.waits, self.threads)
         self.drain = Drain(
             title, engine, scheduler, self.executor, self.waits, self.matcher, self.signal_timing, self.polls,
             self.deadlines, self.threads, self.hooks,
@@ -207,7 +210,7 @@ class Simulation:
         """Another value whenever a rank has come further."""
         log, clocks = self.engine.op_log, [host.clock for host in self.hosts.of_rank.values()]
         return (
-            self.scheduler.resumed,
+            self.threads.turns,
             self.engine.now,
             log.dropped + len(log.operations),
             self.matcher.posted,

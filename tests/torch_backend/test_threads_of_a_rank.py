@@ -346,7 +346,7 @@ class _Beat(threading.Timer):
 
 @pytest.fixture
 def beats(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    monkeypatch.setattr("kernbench.simulation.time.rank_threads._MOST_IDLE", 50)
+    monkeypatch.setattr("kernbench.simulation.time.limits._MOST_IDLE", 50)
     return []
 
 

@@ -155,6 +155,8 @@ class RankClock:
             raise ValueError("sleep length must be non-negative")
         else:
             self._pass(simulation, seconds)
+            if not seconds and not _parted:
+                simulation.looks.yielded()
 
     def _pass(self, simulation: Simulation, seconds: float) -> None:
         host = simulation.hosts.current()

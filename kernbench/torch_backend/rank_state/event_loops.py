@@ -20,7 +20,8 @@ from typing import Any
 
 from kernbench.scheduler.carrier import current_carrier
 from kernbench.scheduler.crew import acting_crew, acts_for_a_rank, current_member, is_in_rank
-from kernbench.simulation.time.rank_threads import Notice, RankThreads
+from kernbench.simulation.time.notices import Notice
+from kernbench.simulation.time.rank_threads import RankThreads
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -105,7 +106,7 @@ def _selects(
         takes_no_turns = not is_in_rank() or (crew is None and current_member() is not None)
         if takes_no_turns or (timeout is not None and timeout <= 0):
             return stock(self, timeout)
-        by_threads = timeout is not None if crew is None else not threads.has_free(crew)
+        by_threads = timeout is not None if crew is None else not threads.free.has(crew)
         if by_threads and _watches_itself(self):
             return stock(self, 0) or _in_virtual_time(self, timeout, alone=crew is None)
         if crew is None and current_carrier() is None:

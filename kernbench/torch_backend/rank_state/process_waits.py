@@ -32,7 +32,7 @@ from kernbench.errors import DeadlockError
 from kernbench.scheduler.crew import acting_crew, current_member, is_in_rank, is_outside
 from kernbench.scheduler.standstill import SILENCE, tell
 from kernbench.simulation.simulation import Simulation
-from kernbench.simulation.time.rank_threads import LOOK, QUIET
+from kernbench.simulation.time.free_threads import LOOK, QUIET
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 

@@ -37,10 +37,12 @@ from kernbench.scheduler.crew import (
 )
 from kernbench.sim_engine.operation import COMPUTE_STREAM
 from kernbench.simulation.simulation import Simulation
-from kernbench.simulation.time.rank_threads import Notice, RankThreads
+from kernbench.simulation.time.notices import Notice
+from kernbench.simulation.time.rank_threads import RankThreads
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.rank_state import event_loops, socket_waits, thread_waits
 from kernbench.torch_backend.rank_state.listed_threads import ListedThreads
+from kernbench.torch_backend.rank_state.thread_looks import Looks
 from kernbench.torch_backend.relies_on import Reliance
 
 c10d: Any = torch.distributed.distributed_c10d
@@ -107,7 +109,9 @@ class SideThreads:
         patches.set(_WorkItem, "__init__", self._makes())
         patches.set(_WorkItem, "run", _runs())
         self._listed.install(patches)
-        thread_waits.install(patches, self._threads)
+        looks = Looks(self._simulation.looks)
+        looks.install(patches)
+        thread_waits.install(patches, self._threads, looks)
         event_loops.install(patches, self._threads, self._simulation.remarks.setdefault)
         socket_waits.install(patches)
 
@@ -164,7 +168,7 @@ class SideThreads:
             self.before_daemons = _nothing
             member = self._member(crew, lambda: _Ending(_asking(self._threads, begin), end))
             if not _keeps_workers_of_pool(thread):
-                self._threads.watch(crew, thread)
+                self._threads.free.watch(crew, thread)
         else:
             acts_for_a_rank()  # turns begin in a turn, and a daemon may have none yet
             turns = begin(ready=True)
@@ -255,7 +259,7 @@ class SideThreads:
                 self._threads.outside(f"the end of thread {thread.name!r}", lambda: _stock_join(thread, timeout))
                 return
             if _keeps_workers_of_pool(thread) and (crew := acting_crew()) is not None:
-                self._threads.watch(crew, thread)  # its end is what it brings
+                self._threads.free.watch(crew, thread)  # its end is what it brings
             if end.wait(thread.name, timeout):
                 with going_on():  # it has nothing to do any more that takes a turn
                     _stock_join(thread)

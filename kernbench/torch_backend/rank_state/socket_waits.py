@@ -21,7 +21,7 @@ from kernbench.scheduler.carrier import current_carrier
 from kernbench.scheduler.crew import acting_crew, current_member, current_thread_is_side, is_in_rank, is_outside
 from kernbench.simulation.active_simulation import current_simulation
 from kernbench.simulation.simulation import Simulation
-from kernbench.simulation.time.rank_threads import LOOKED_AT
+from kernbench.simulation.time.notices import LOOKED_AT
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 

@@ -22,9 +22,11 @@ from collections.abc import Callable
 from typing import Any
 
 from kernbench.scheduler.crew import acting_crew, acts_for_a_rank, current_member, is_forked, is_in_rank, is_outside
-from kernbench.simulation.time.rank_threads import Notice, RankThreads
+from kernbench.simulation.time.notices import Notice
+from kernbench.simulation.time.rank_threads import RankThreads
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.rank_state.listed_threads import OURS, all_threads
+from kernbench.torch_backend.rank_state.thread_looks import Looks
 from kernbench.torch_backend.relies_on import Reliance
 
 _Condition: Any = threading.Condition
@@ -52,11 +54,11 @@ RELIES_ON = (
 )  # fmt: skip
 
 
-def install(patches: Patches, threads: RankThreads) -> None:
+def install(patches: Patches, threads: RankThreads, looks: Looks) -> None:
     """Replace where threads wait."""
     _older.clear()
-    patches.set(threading, "Lock", _makes("threading:Lock", _stock_lock, Lock, threads))
-    patches.set(threading, "RLock", _makes("threading:RLock", _stock_rlock, ReentrantLock, threads))
+    patches.set(threading, "Lock", _makes("threading:Lock", _stock_lock, Lock, threads, looks))
+    patches.set(threading, "RLock", _makes("threading:RLock", _stock_rlock, ReentrantLock, threads, looks))
     registry = _Manager._registry  # it has the function, which is pickled by its name
     patches.set(_Manager, "_registry", {**registry, "RLock": (threading.RLock, *registry["RLock"][1:])})
     patches.set(queue, "SimpleQueue", _makes("queue:SimpleQueue", _Queue, _PythonQueue))
@@ -84,7 +86,7 @@ def _waits_for_notice(threads: RankThreads) -> Callable[..., bool]:
         if timeout is not None and timeout <= 0:
             return False
         if crew is None and timeout is None:
-            lock, rest = threads.rest()
+            lock, rest = threads.free.rest()
         else:
             lock = threads.notice("another thread", mine.rank)
             rest = functools.partial(threads.wait, lock, timeout)
@@ -192,21 +194,24 @@ def _makes(name: str, stock: Callable[[], Any], kind: type, *needs: object) -> t
 class Lock:
     """A lock, which a thread of a rank waits for as it does for all else."""
 
-    def __init__(self, threads: RankThreads) -> None:
+    def __init__(self, threads: RankThreads, looks: Looks) -> None:
         self._lock = _thread.allocate_lock()
         self._threads = threads
+        self._looks = looks
         self._waiting: deque[Notice] = deque()
-        self.locked = self._lock.locked
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         """See :meth:`threading.Lock.acquire`."""
         if self._lock.acquire(False):
             return True
-        if blocking and timeout > 0 and _is_alone():
+        if not blocking:
+            self._looks.saw(self, ready=False)
+            return False
+        if timeout > 0 and _is_alone():
             time.sleep(timeout)
             return self._lock.acquire(False)
-        if not blocking or (acting_crew() is None and not (timeout > 0 and acts_for_a_rank())):
-            return self._lock.acquire(blocking, timeout)
+        if acting_crew() is None and not (timeout > 0 and acts_for_a_rank()):
+            return self._lock.acquire(True, timeout)
         told = True
         while told:
             notice = self._threads.notice("a lock")
@@ -233,9 +238,18 @@ class Lock:
         if self._waiting:
             self._waiting.popleft().release()
 
+    def locked(self) -> bool:
+        """See :meth:`threading.Lock.locked`."""
+        taken = self._lock.locked()
+        self._looks.saw(self, ready=not taken)
+        return taken
+
+    def _is_owned(self) -> bool:
+        """What a condition over it asks: it would try to take one that has no such method."""
+        return self._lock.locked()
+
     def _at_fork_reinit(self) -> None:
         self._lock = _thread.allocate_lock()
-        self.locked = self._lock.locked
         self._waiting.clear()
 
     def __reduce__(self) -> Any:
@@ -248,9 +262,9 @@ class Lock:
 class ReentrantLock(_PythonRLock):
     """The same for one that its owner may take again."""
 
-    def __init__(self, threads: RankThreads) -> None:
+    def __init__(self, threads: RankThreads, looks: Looks) -> None:
         super().__init__()
-        self._block = Lock(threads)
+        self._block = Lock(threads, looks)
 
     def __reduce__(self) -> Any:
         raise TypeError("cannot pickle '_thread.RLock' object")
