@@ -53,6 +53,12 @@ _TORCHRUNS = {
     )
 }  # fmt: skip
 
+_OTHER_LAUNCHERS = dict.fromkeys(
+    ("--nprocs", "--num-processes", "--num-procs", "--num-gpus", "--gpus", "--world-size", "-n", "-np"),
+    "--nproc-per-node",
+) | dict.fromkeys(("--num-nodes", "--num-machines", "--nodes", "-N"), "--nnodes")
+"""What mpirun, accelerate, deepspeed, srun and spawn call an option of torchrun's."""
+
 DASHES = "kernbench.commands.dashes"
 """In the context of a command: whether ``--`` stood before its program."""
 
@@ -99,7 +105,10 @@ class TorchrunCommand(PluginCommand):
         except click.NoSuchOption as error:
             hidden = {name for param in self.params if getattr(param, "hidden", False) for name in param.opts}
             near = [each for each in error.possibilities or () if each not in hidden]
-            raise click.NoSuchOption(error.option_name, possibilities=near, ctx=error.ctx) from None
+            meant = _OTHER_LAUNCHERS.get(error.option_name.replace("_", "-"))
+            unknown = click.NoSuchOption(error.option_name, ctx=error.ctx)
+            unknown.possibilities = [meant] if meant else near  # click would take only what is spelled alike
+            raise unknown from None
 
 
 def _whole(args: Sequence[str], params: Sequence[click.Parameter]) -> tuple[list[str], list[str]]:

@@ -112,6 +112,8 @@ def test_torchruns_options(run: Run, options: tuple[str, ...], variables: dict[s
         (("--nproc-per-node", "cpu"), "depend on this machine"),
         (("--nnodes", "two"), "MIN:MAX"),
         (("--rdzv", "x"), "No such option"),  # of several
+        (("--nprocs", "2"), "No such option '--nprocs'. Did you mean '--nproc-per-node'?"),
+        (("--num_nodes", "2"), "No such option '--num_nodes'. Did you mean '--nnodes'?"),
     ],
 )
 def test_bad_options(run: Run, options: tuple[str, ...], message: str) -> None:
