@@ -106,9 +106,10 @@ class TorchrunCommand(PluginCommand):
             hidden = {name for param in self.params if getattr(param, "hidden", False) for name in param.opts}
             near = [each for each in error.possibilities or () if each not in hidden]
             meant = _OTHER_LAUNCHERS.get(error.option_name.replace("_", "-"))
-            unknown = click.NoSuchOption(error.option_name, ctx=error.ctx)
-            unknown.possibilities = [meant] if meant else near  # click would take only what is spelled alike
-            raise unknown from None
+            if meant is None:
+                raise click.NoSuchOption(error.option_name, possibilities=near, ctx=error.ctx) from None
+            # click would take only what is spelled alike
+            raise click.UsageError(f"{error.message} Did you mean {meant!r}?", error.ctx) from None
 
 
 def _whole(args: Sequence[str], params: Sequence[click.Parameter]) -> tuple[list[str], list[str]]:
