@@ -50,6 +50,10 @@ _TIMES_ITSELF = frozenset({
 """Modules whose looks at clocks are not the program's: to time themselves, only when a cache has not what they make; and beside
 a wait, of which there is one or not by whether another process has already ended on the machine that simulates."""
 
+_DATES = "logging"
+"""The module whose looks date lines. They take no time: what torch and others that ranks share log once is logged once by all
+ranks of a process, and by each rank that is one."""
+
 _OF_THE_MACHINE = sys.stdlib_module_names | {
     "kernbench",
     "torch",
@@ -100,7 +104,7 @@ class RankClock:
         self._looks.clear()
         self.polled.close()
 
-    def look(self, by_program: bool = True) -> float | None:
+    def look(self, by_program: bool = True, cost: float = READ_COST) -> float | None:
         """Virtual seconds of the rank that asks; None outside ranks. A look that is not the program's takes no time."""
         simulation = self._simulation
         if simulation is None or simulation.hosts.observing:
@@ -113,7 +117,7 @@ class RankClock:
             return me.clock
         looks, last = self._looks.get(me.rank, (0, -1.0))
         looks = looks + 1 if me.clock == last else 0
-        me.clock += READ_COST
+        me.clock += cost
         if looks > PATIENCE and _parted:
             me.clock += POLL_STEP
         elif looks > PATIENCE:
@@ -180,7 +184,7 @@ def install(patches: Patches, clock: RankClock) -> None:
             frame = inspect.currentframe()
             asks = None if frame is None or frame.f_back is None else frame.f_back.f_globals.get("__name__")
             del frame  # in a circle with itself, it would keep its callers and what they have
-            now = clock.look(by_program=asks not in _TIMES_ITSELF)
+            now = clock.look(by_program=asks not in _TIMES_ITSELF, cost=0.0 if asks == _DATES else READ_COST)
             if now is None:
                 return stock()
             return round((now + offset) * 1e9) if nanoseconds else now + offset
