@@ -217,6 +217,18 @@ def test_a_line_of_a_log_costs_nothing_and_a_look_at_the_clock_does():
     assert spent(lambda x: time.time())[0] == pytest.approx(50e-9)
 
 
+def test_a_module_of_a_package_that_looks_at_the_clock_when_it_is_imported_takes_no_time(tmp_path):
+    """Ranks of one process import one with compiled parts once, and each that is a process for itself."""
+    module = "import time\nSTART = time.time()\ndef look():\n    return time.time()"
+    code = compile(module, str(tmp_path / "site-packages" / "a_package.py"), "exec")
+    names = {"__name__": "a_package"}
+    assert spent(lambda x: exec(code, names))[0] == 0.0
+    assert spent(lambda x: names["look"]())[0] == pytest.approx(50e-9)
+    assert spent(lambda x: exec(compile(module, str(tmp_path / "program.py"), "exec"), names))[0] == pytest.approx(
+        50e-9
+    )
+
+
 def test_every_figure_is_used():
     """A figure of the description that nothing reads is a class of operations that costs nothing."""
     package = Path(kernbench.__file__).parent

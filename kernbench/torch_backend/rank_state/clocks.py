@@ -18,6 +18,7 @@ import threading
 import time
 import timeit
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 from kernbench.defaults import EPOCH
@@ -30,6 +31,7 @@ from kernbench.scheduler.crew import (
     is_forked,
     is_outside,
 )
+from kernbench.simulation.ranks.locations import is_installed
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.patches import Patches
 
@@ -182,9 +184,11 @@ def install(patches: Patches, clock: RankClock) -> None:
 
         def read() -> Any:
             frame = inspect.currentframe()
-            asks = None if frame is None or frame.f_back is None else frame.f_back.f_globals.get("__name__")
-            del frame  # in a circle with itself, it would keep its callers and what they have
-            now = clock.look(by_program=asks not in _TIMES_ITSELF, cost=0.0 if asks == _DATES else READ_COST)
+            caller = None if frame is None else frame.f_back
+            asks = None if caller is None else caller.f_globals.get("__name__")
+            free = asks == _DATES or (caller is not None and _is_imported(caller.f_code))
+            del frame, caller  # in a circle with itself, it would keep its callers and what they have
+            now = clock.look(by_program=asks not in _TIMES_ITSELF, cost=0.0 if free else READ_COST)
             if now is None:
                 return stock()
             return round((now + offset) * 1e9) if nanoseconds else now + offset
@@ -199,6 +203,11 @@ def install(patches: Patches, clock: RankClock) -> None:
         patches.set(time, f"{name}_ns", reads(f"{name}_ns", offset, nanoseconds=True))
     _install_timeit(patches)
     _install_dates(patches, clock)
+
+
+def _is_imported(code: CodeType) -> bool:
+    """Whether code is an installed module's, which is being imported: in a process once for all ranks, if they share it."""
+    return code.co_name == "<module>" and is_installed(code.co_filename)
 
 
 _scanned: set[str] = set()
