@@ -80,7 +80,7 @@ class _MadeByHand(STOCK):
         if not isinstance(type(backend), GroupClass):
             STOCK._register_backend(self, device, backend_type, backend)
             return
-        self.__class__ = dist.ProcessGroup
+        self.__class__ = dist.ProcessGroup  # type: ignore[assignment]  # a class of ours has the name
         self.__dict__.update(vars(backend), backends={})
         self._register_backend(device, backend_type, backend)
 
