@@ -15,6 +15,8 @@ from functools import cache
 from importlib.util import find_spec
 from types import FrameType, TracebackType
 
+from typing_extensions import deprecated
+
 from kernbench.errors import MOST_OF_A_MESSAGE, ConfigError, kind_of, message_of, notes_of, own_attribute
 from kernbench.own_files import is_own
 from kernbench.plurals import counted
@@ -105,9 +107,11 @@ def is_programs(filename: str) -> bool:
 
 @cache
 def _libraries() -> tuple[str, ...]:
-    """Folders of torch and Triton, and of what reads the command line. A program's lines are in none of them."""
+    """Folders of torch, of Triton and of what reads the command line, and the file that calls torch's deprecated functions. A
+    program's lines are in none of them."""
     places = (getattr(find_spec(name), "origin", None) for name in ("torch", "triton", "click"))
-    return tuple(os.path.join(os.path.dirname(place), "") for place in places if place)
+    folders = (os.path.join(os.path.dirname(place), "") for place in places if place)
+    return *folders, deprecated.__call__.__code__.co_filename
 
 
 def _wants_full() -> bool:

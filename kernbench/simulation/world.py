@@ -148,6 +148,8 @@ class World:
                     self.drain.deadlock()
                 self.drain.fail_leftovers()
                 return
+        if not self.steps.stopping:
+            self.matcher.mailbox.remark_on_unmet()
         self.hosts.settle_main(self.drain.settle_time())
         ranks = {rank.index: rank for rank in self.scheduler.ranks}
         for op in self.values.unobserved_failures():

@@ -38,7 +38,7 @@ from kernbench.torch_backend.gpu.names import (
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.process_groups import backend_classes, group_class, reducers, stores
 from kernbench.torch_backend.process_groups.futures import Futures
-from kernbench.torch_backend.process_groups.group import SimProcessGroup
+from kernbench.torch_backend.process_groups.group import GroupMadeDirectly, SimProcessGroup
 from kernbench.torch_backend.process_groups.making import DEFAULT_TIMEOUTS, GroupMaker, make_helper
 from kernbench.torch_backend.profiling import session as profiling
 from kernbench.torch_backend.rank_state import clocks, timed_statements, warning_filters
@@ -222,7 +222,7 @@ class ReplacedNames:
             members=members, rank=number, backend=backend, timeout=timeout or DEFAULT_TIMEOUTS[0],
             name=f"made directly ({backend})", description="undefined", store=store,
         )  # fmt: skip
-        group.made_directly = True
+        group.__class__ = GroupMadeDirectly
         return group
 
 

@@ -78,6 +78,7 @@ BUGS = (
     Bug(many.columns_sent_as_they_are, "intel/torch-xpu-ops#2161", ValueError, "non-overlapping and dense", mark=""),
     Bug(many.one_tensor_for_all_results, "pytorch/pytorch#18689", None),
     Bug(many.messages_in_another_order, "PaddlePaddle/Paddle#41652", None),
+    Bug(many.message_that_is_not_received, "pytorch/pytorch#108378", None, remark="only one side was called: send to rank 1"),
     Bug(many.mean_of_means, "allenai/OLMo#453", None),
     Bug(one.offsets_of_32_bits, "databricks/megablocks#185", _ACCESS, "writes element -2147479552", "offsets", ranks=1),
     Bug(one.product_of_an_odd_length, "triton-lang/triton#630", _ACCESS, "reads element 640 of a", "product", ranks=1),

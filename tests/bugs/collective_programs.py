@@ -324,6 +324,16 @@ def messages_in_another_order(fixed: bool) -> None:
             dist.recv(x, 0)  # here
 
 
+def message_that_is_not_received(fixed: bool) -> None:
+    """One rank sends, and goes on; what is sent fits into the library's buffer."""
+    x = torch.zeros(4, device="cuda")
+    if dist.get_rank() == 0:
+        dist.isend(x, 1)  # here
+    elif fixed:
+        dist.irecv(x, 0)
+    torch.cuda.synchronize()
+
+
 def mean_of_means(fixed: bool) -> None:
     """Losses per token are averaged over ranks that have different numbers of tokens."""
     tokens = torch.tensor(3.0 + dist.get_rank(), device="cuda")

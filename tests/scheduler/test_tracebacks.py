@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
+import traceback
 from collections.abc import Callable
 from multiprocessing.pool import RemoteTraceback  # type: ignore[attr-defined]
 from typing import Any
 
 import pytest
+from typing_extensions import deprecated
 
 from kernbench.scheduler import tracebacks, user_traceback
 
@@ -129,3 +131,14 @@ def test_one_that_breaks_what_looks_at_it_has_its_line_and_its_cause(kind: type[
     assert "ValueError: before it" in text
     assert "raise make()" in text
     assert f"{type.__dict__['__qualname__'].__get__(kind)}: words" in text
+
+
+def test_what_calls_a_deprecated_function_of_torchs_is_no_line_of_the_program() -> None:
+    @deprecated("as of now", category=DeprecationWarning)
+    def fails() -> None:
+        raise ValueError("in it")
+
+    with pytest.warns(DeprecationWarning, match="as of now"), pytest.raises(ValueError, match="in it") as caught:
+        fails()
+    frames = [frame.f_code.co_filename for frame, _ in traceback.walk_tb(caught.value.__traceback__)]
+    assert [tracebacks.is_programs(each) for each in frames] == [True, False, True]

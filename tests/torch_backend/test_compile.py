@@ -53,6 +53,39 @@ def test_a_compiled_function_calls_collectives(ranks: Ranks) -> None:
     assert ranks(body, 2, backend="nccl") == [[7.0] * 3] * 2
 
 
+def test_what_a_rank_is_told_of_its_group_is_no_constant_of_other_ranks(ranks: Ranks) -> None:
+    """Dynamo puts it into what it compiles, without a guard; ranks of one process share the code that they compile."""
+
+    def body() -> Any:
+        rank = dist.get_rank()
+        mine = [dist.new_group(pair) for pair in ([0, 1], [2, 3])][rank // 2]
+
+        def number(group: Any) -> Any:
+            return group.rank()
+
+        def number_of_all(x: torch.Tensor) -> Any:
+            return x + dist.get_rank()
+
+        def first(x: torch.Tensor, group: Any) -> Any:
+            return x + dist.get_process_group_ranks(group)[0]
+
+        def reduced(x: torch.Tensor, group: Any) -> torch.Tensor:
+            return functional.all_reduce(x, "sum", group)
+
+        here, there = torch.zeros(1), torch.tensor([10.0**rank], device="cuda")
+        calls: list[tuple[Any, ...]] = [
+            (number, mine),
+            (number_of_all, here),
+            (first, here, mine),
+            (reduced, there, mine),
+        ]
+        return [int(torch.compile(function, backend="eager")(*given)) for function, *given in calls]
+
+    assert ranks(body, 4, backend="nccl") == [
+        [rank % 2, rank, rank // 2 * 2, (11, 1100)[rank // 2]] for rank in range(4)
+    ]
+
+
 def test_fake_tensors_of_a_gpu_go_through_autograd(ranks: Ranks) -> None:
     def body() -> Any:
         from torch._subclasses.fake_tensor import FakeTensorMode

@@ -116,6 +116,19 @@ def _is_put_together_of_backends(rank: int) -> None:
         assert (x.tolist(), y.tolist()) == ([3.0] * 3, [11.0] * 3)
 
 
+def _is_asked_by_a_compiled_function(rank: int) -> None:
+    dist.init_process_group("nccl")
+    world: Any = dist.group.WORLD
+
+    def answers(x: torch.Tensor, group: Any) -> tuple[torch.Tensor, str, str, bool]:
+        return x * group.size() + group.rank(), group._get_backend_name(), group.group_name, group == world
+
+    compiled = torch.compile(answers, backend="eager", fullgraph=True)
+    found, *names = compiled(torch.ones(2), world)
+    assert (found.tolist(), names) == ([2.0 + rank] * 2, ["nccl", world.group_name, True])
+    dist.destroy_process_group()
+
+
 def _size_of(group: Any) -> int | str:
     """What torch's own says: since 2.14 a group without a backend has none."""
     try:
@@ -134,6 +147,7 @@ def _size_of(group: Any) -> int | str:
         _cannot_be_copied,
         _serves_programs_that_make_or_derive_one,
         _is_put_together_of_backends,
+        _is_asked_by_a_compiled_function,
     ],
 )
 def test_a_group(body, isolation):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import re
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -168,6 +170,63 @@ def test_an_optimizer_pays_for_its_step_and_its_parameters(make):
     more = took[2] - took[1]
     assert SPEC.parameter < more < SPEC.parameter + 30 * SPEC.tensor + 10 * SPEC.operator
     assert took[1] > SPEC.step + SPEC.parameter
+
+
+class _Slice(torch.nn.Parameter):
+    """A part of a larger parameter: its gradient is a part of that one's, made anew at each look."""
+
+    whole: torch.Tensor
+
+    @property
+    def grad(self):
+        return None if self.whole.grad is None else self.whole.grad[:4].view(2, 2)
+
+
+class _Idle(torch.optim.Optimizer):
+    """Does nothing in a step."""
+
+    def step(self):
+        pass
+
+
+@pytest.mark.parametrize("enable_data", [True, False])
+def test_looks_of_the_simulator_at_gradients_that_a_program_computes_cost_nothing(enable_data):
+    found = []
+
+    def worker(rank):
+        model = torch.nn.Linear(2, 2, bias=False)
+        whole = torch.ones(8, requires_grad=True)
+        model.weight = _Slice(torch.ones(2, 2))
+        model.weight.whole = whole
+        optimizer = _Idle([model.weight], {})
+        host = current_simulation().hosts.current()
+        for _ in range(2):
+            whole.sum().backward()
+            before = host.clock
+            optimizer.step()
+            found.append(host.clock - before)
+
+    with kernbench.simulate("dgx_h100", enable_data=enable_data) as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=1)
+    assert found == [0.0, 0.0]
+
+
+def test_a_line_of_a_log_costs_nothing_and_a_look_at_the_clock_does():
+    """What torch logs once is logged by one of the ranks of a process, and by each that is one."""
+    assert spent(lambda x: logging.LogRecord("", logging.INFO, "", 0, "", (), None))[0] == 0.0
+    assert spent(lambda x: time.time())[0] == pytest.approx(50e-9)
+
+
+def test_a_module_of_a_package_that_looks_at_the_clock_when_it_is_imported_takes_no_time(tmp_path):
+    """Ranks of one process import one with compiled parts once, and each that is a process for itself."""
+    module = "import time\nSTART = time.time()\ndef look():\n    return time.time()"
+    code = compile(module, str(tmp_path / "site-packages" / "a_package.py"), "exec")
+    names = {"__name__": "a_package"}
+    assert spent(lambda x: exec(code, names))[0] == 0.0
+    assert spent(lambda x: names["look"]())[0] == pytest.approx(50e-9)
+    assert spent(lambda x: exec(compile(module, str(tmp_path / "program.py"), "exec"), names))[0] == pytest.approx(
+        50e-9
+    )
 
 
 def test_every_figure_is_used():

@@ -170,11 +170,28 @@ class Mailbox:
         self._pairs.clear()
 
     @property
-    def waiting(self) -> list[Message]:
-        """The messages that wait for their other side, in the order in which they were posted."""
+    def unmet(self) -> list[Message]:
+        """The messages whose other side has not been called, in the order in which they were posted."""
         found = [m for queue in (*self._sends.values(), *self._receives.values()) for m in queue] + self._any_source
-        waiting = [message for message in found if message.arrived is None]
-        return sorted(waiting, key=lambda message: (message.op.enqueue, message.rank))
+        return sorted(found, key=lambda message: (message.op.enqueue, message.rank))
+
+    @property
+    def waiting(self) -> list[Message]:
+        """Those of them that are not in their receiver's buffer."""
+        return [message for message in self.unmet if message.arrived is None]
+
+    def remark_on_unmet(self) -> None:
+        """All ranks have returned, and none waits for a message: say which have one side only."""
+        unmet = self.unmet
+        if not unmet:
+            return
+        first, more = unmet[0], len(unmet) - 1
+        others = f", and {more} more" if more else ""
+        self.first.remark(
+            f"messages of which only one side was called: {first} by rank {first.rank} at {first.location}{others}. Where a "
+            "library joins two ranks in their first message, as NCCL does, or ends a group, a rank may wait for the other "
+            "side for ever"
+        )
 
     def post(
         self,

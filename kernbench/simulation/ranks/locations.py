@@ -11,12 +11,13 @@ from types import CodeType, FrameType
 from typing import NamedTuple
 
 import torch
+from typing_extensions import deprecated
 
 from kernbench.own_files import is_own
 
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _OTHERS = (
-    os.sep + "greenlet" + os.sep, os.sep + "typing_extensions.py", os.sep + "contextlib.py", "<frozen ", "<string>",
+    os.sep + "greenlet" + os.sep, deprecated.__call__.__code__.co_filename, os.sep + "contextlib.py", "<frozen ", "<string>",
 )  # fmt: skip
 _PACKAGES = ("site-packages", "dist-packages")
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from pkgutil import iter_modules
 from types import FrameType, ModuleType
 from typing import Any
+
+import torch
 
 from kernbench.sim_engine import Condition
 from kernbench.torch_backend.gpu.device.devices import current_device
@@ -36,7 +39,7 @@ _LIMITS = ("recompile_limit", "accumulated_recompile_limit")
 
 _RANKS = 1024
 
-_VARIABLES = "torch._dynamo.variables.torch"
+_VARIABLES, _OBJECTS = "torch._dynamo.variables.torch", "torch._dynamo.variables.script_object"
 
 _OF_AOTAUTOGRAD = {"force_non_lazy_backward_lowering": True, "graphsafe_rng_functionalization": False}
 """Settings of AOTAutograd: backward is compiled with forward; what is recomputed gets the state of a generator, not a generator
@@ -72,6 +75,14 @@ RELIES_ON = (
     Reliance(f"{_VARIABLES}.get_overridable_functions", "operands' classes are asked about these functions", looked_up_by=(
         f"{_VARIABLES}.TorchInGraphFunctionVariable.torch_function_override_enabled",
     )),
+    Reliance(f"{_OBJECTS}.get_member_type", "it says which members of groups and meshes become constants", looked_up_by=(
+        f"{_OBJECTS}.TorchScriptObjectVariable.call_method", f"{_OBJECTS}.TorchScriptObjectVariable.var_getattr",
+    )),
+    Reliance(f"{_VARIABLES}.TorchInGraphFunctionVariable.can_constant_fold_through",
+             "so do results of functions, each of which is asked it when it is called", parameters=("self",)),
+    Reliance("torch._C._dynamo.guards.RootGuardManager", "a compiled function has guards", has=("add_lambda_guard",)),
+    Reliance("torch._dynamo.types.GuardedCode", "it is kept with them there",
+             holds=lambda kept: "guard_manager" in kept.__annotations__),
     Reliance("torch._dynamo.allow_in_graph", "a function that it takes into its graph as it is, for AOTAutograd to trace"),
 )  # fmt: skip
 
@@ -120,7 +131,7 @@ def _compile_aside(patches: Patches) -> None:
     callback: Any = sys.modules["torch._dynamo.convert_frame"].CatchErrorsWrapper
     stock = callback.__call__
     skipped: Any = sys.modules["torch._dynamo.types"].ConvertFrameReturn
-    turn = _Turn()
+    turn, constants = _Turn(), _ConstantsOfRanks(patches)
 
     def compile_frame(self: Any, frame: FrameType, *args: object) -> Any:
         if _is_generated(frame):
@@ -128,8 +139,8 @@ def _compile_aside(patches: Patches) -> None:
         device = current_device()
         if device is None:
             return stock(self, frame, *args)
-        with device.host.compiling(), turn.taken(device), as_plain_numbers():
-            return stock(self, frame, *args)
+        with device.host.compiling(), turn.taken(device), as_plain_numbers(), constants.guarded(device) as keep:
+            return keep(stock(self, frame, *args))
 
     patches.set(callback, "__call__", compile_frame)
     functorch: Any = sys.modules["torch._functorch.config"]
@@ -143,6 +154,52 @@ def _is_generated(frame: FrameType) -> bool:
         return False
     package, _, rest = str(frame.f_globals.get("__name__", "")).partition(".")
     return package == _PACKAGE and rest.partition(".")[0] not in _TRACED
+
+
+class _ConstantsOfRanks:
+    """What a rank's group or mesh answers while a function is compiled becomes a constant of it, without a guard: a process has
+    one rank. Here the ranks of a process share the code of what they import, so that is guarded by the rank."""
+
+    def __init__(self, patches: Patches) -> None:
+        self._asked = False
+        objects: Any = sys.modules[_OBJECTS]
+        functions: Any = sys.modules[_VARIABLES].TorchInGraphFunctionVariable
+        stock_member, stock_folds = objects.get_member_type, functions.can_constant_fold_through
+
+        @functools.wraps(stock_member)
+        def get_member_type(cls: Any, member_name: str) -> Any:
+            found = stock_member(cls, member_name)
+            self._asked |= found is objects.MemberType.USE_REAL
+            return found
+
+        @functools.wraps(stock_folds)
+        def can_constant_fold_through(variable: Any) -> bool:
+            self._asked |= str(getattr(variable.value, "__module__", "")).startswith(torch.distributed.__name__)
+            return bool(stock_folds(variable))
+
+        patches.set(objects, "get_member_type", get_member_type)
+        patches.set(functions, "can_constant_fold_through", can_constant_fold_through)
+
+    @contextmanager
+    def guarded(self, device: RankDevice) -> Iterator[Callable[[Any], Any]]:
+        """A block in which a rank compiles a function: gives what puts the guard on the result, if it is needed."""
+        rank, outer = weakref.ref(device.host), self._asked
+        self._asked = False
+
+        def is_this_rank(_: object) -> bool:
+            now = current_device()
+            return now is not None and now.host is rank()
+
+        def keep(made: Any) -> Any:
+            if self._asked and made.guarded_code is not None:
+                said = [f"the rank that runs is rank {device.host.rank}"]
+                made.guarded_code.guard_manager.root.add_lambda_guard(is_this_rank, said, None)
+            return made
+
+        try:
+            yield keep
+        finally:
+            self._asked = outer
 
 
 class _Turn:

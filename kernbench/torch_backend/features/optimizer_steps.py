@@ -19,6 +19,7 @@ from torch.optim.optimizer import (
     register_optimizer_step_pre_hook,
 )
 
+from kernbench.simulation.ranks.hosts import Host
 from kernbench.simulation.ranks.training_steps import Steps
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.gpu.tensors.placement import block_of
@@ -56,28 +57,35 @@ class OptimizerSteps:
         self._patches.undo()
 
     def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        passes = self._simulation.hosts.current().backward_passes
+        host = self._simulation.hosts.current()
+        passes = host.backward_passes
         told_how = any(each is not None for each in (*args[1:], kwargs.get("closure")))
-        if not told_how and not _has_gradients(optimizer, made=passes > self._passes.get(optimizer, 0)):
+        with host.as_one():  # a parameter may be of the program's class, and its gradient what that computes
+            steps = told_how or _has_gradients(optimizer, made=passes > self._passes.get(optimizer, 0))
+            given = _with_gradients(optimizer) if steps else []
+        if not steps:
             self._empty[optimizer] = None
             return
         self._empty.pop(optimizer, None)  # its last step raised
         self._passes[optimizer] = passes
         self._simulation.steps.begin(optimizer)
-        self._spend(optimizer)
+        self._spend(host, given)
 
-    def _spend(self, optimizer: Optimizer) -> None:
-        """The host's time for an optimizer's Python, where its parameters are on a GPU."""
-        given = [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
+    def _spend(self, host: Host, given: list[torch.Tensor]) -> None:
+        """The host's time for an optimizer's Python, where the parameters with gradients are on a GPU."""
         if given and block_of(given[0]) is not None:
             spec = self._simulation.topology.system.host
-            self._simulation.hosts.current().prepare(spec.factor * (spec.step + spec.parameter * len(given)))
+            host.prepare(spec.factor * (spec.step + spec.parameter * len(given)))
 
     def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if optimizer in self._empty:
             del self._empty[optimizer]
         else:
             self._simulation.steps.end(optimizer)
+
+
+def _with_gradients(optimizer: Optimizer) -> list[torch.Tensor]:
+    return [each for group in optimizer.param_groups for each in group["params"] if each.grad is not None]
 
 
 def _has_gradients(optimizer: Optimizer, *, made: bool) -> bool:

@@ -18,7 +18,7 @@ import torch
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.errors import CallError
 from kernbench.simulation.memory.tensor_queries import plain
-from kernbench.torch_backend.process_groups import flat_lists, monitored_barrier, nccl_rules
+from kernbench.torch_backend.process_groups import backend_classes, flat_lists, monitored_barrier, nccl_rules
 from kernbench.torch_backend.process_groups.arguments import (
     Tensors,
     cells_of,
@@ -28,6 +28,7 @@ from kernbench.torch_backend.process_groups.arguments import (
     root_of,
     tensor_list,
 )
+from kernbench.torch_backend.process_groups.backend_options import BackendStandIn
 from kernbench.torch_backend.process_groups.dispatched import any_reduction, as_lists, as_sizes, as_tensors, dispatched
 from kernbench.torch_backend.process_groups.flat_lists import FlatList
 from kernbench.torch_backend.process_groups.group_class import GroupClass
@@ -353,3 +354,18 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
             return self.communicator.index[(operation.detail or {})["source"]]
 
         return self._work(operation, (tensor,), source)
+
+
+class GroupMadeDirectly(SimProcessGroup, simulated=True):
+    """A group that a program has made by its backend's class: it is what C++ calls a backend, too.
+
+    A class of its own, because torch.compile reads nothing of a group whose class answers for names that it has not.
+    """
+
+    made_directly = True
+
+    def __getattr__(self, name: str) -> Any:
+        """What backends have and groups do not."""
+        if hasattr(BackendStandIn, name):
+            return getattr(backend_classes.backend_of(self, self.name()), name)
+        raise AttributeError(f"'ProcessGroup' object has no attribute {name!r}", name=name, obj=self)

@@ -35,9 +35,16 @@ RELIES_ON = (
 class GroupClass(type(STOCK)):  # type: ignore[misc]
     """The class of the class that takes the name."""
 
-    def __new__(mcs, name: str, bases: tuple[type, ...], namespace: dict[str, Any], **options: object) -> Any:
-        """A class that a program derives is derived from torch's own."""
-        if any(isinstance(base, GroupClass) for base in bases):
+    def __new__(
+        mcs,
+        name: str,
+        bases: tuple[type, ...],
+        namespace: dict[str, Any],
+        simulated: bool = False,
+        **options: object,
+    ) -> Any:
+        """A class that a program derives is derived from torch's own; ``simulated``: it is one of the simulator's."""
+        if not simulated and any(isinstance(base, GroupClass) for base in bases):
             own = tuple(STOCK if isinstance(base, GroupClass) else base for base in bases)
             return type(STOCK)(name, own, namespace, **options)
         made = super().__new__(mcs, name, bases, namespace, **options)
@@ -70,12 +77,11 @@ class _MadeByHand(STOCK):
         )  # C++ makes none of a store that Python may change
 
     def _register_backend(self, device: torch.device, backend_type: Any, backend: Any = None) -> None:
-        simulated = type(backend)
-        if not isinstance(simulated, GroupClass):
+        if not isinstance(type(backend), GroupClass):
             STOCK._register_backend(self, device, backend_type, backend)
             return
-        self.__class__ = simulated
-        self.__dict__.update(vars(backend), made_directly=False, backends={})
+        self.__class__ = dist.ProcessGroup  # type: ignore[assignment]  # a class of ours has the name
+        self.__dict__.update(vars(backend), backends={})
         self._register_backend(device, backend_type, backend)
 
 

@@ -192,12 +192,6 @@ class PostingGroup(STOCK):
         )
         self.__dict__.pop("_libraries", None)
 
-    def __getattr__(self, name: str) -> Any:
-        """What backends have and groups do not, of one that the program takes for a backend."""
-        if self.made_directly and hasattr(BackendStandIn, name):
-            return getattr(backend_classes.backend_of(self, self.name()), name)
-        raise AttributeError(f"'ProcessGroup' object has no attribute {name!r}", name=name, obj=self)
-
     def _get_backend(self, device: torch.device) -> BackendStandIn:
         """Raises RuntimeError, as C++ does, for a type of device that the group has no backend for."""
         kind = torch.device(device).type

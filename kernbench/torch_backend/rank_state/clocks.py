@@ -18,6 +18,7 @@ import threading
 import time
 import timeit
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 from kernbench.defaults import EPOCH
@@ -30,6 +31,7 @@ from kernbench.scheduler.crew import (
     is_forked,
     is_outside,
 )
+from kernbench.simulation.ranks.locations import is_installed
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.patches import Patches
 
@@ -49,6 +51,10 @@ _TIMES_ITSELF = frozenset({
 })  # fmt: skip
 """Modules whose looks at clocks are not the program's: to time themselves, only when a cache has not what they make; and beside
 a wait, of which there is one or not by whether another process has already ended on the machine that simulates."""
+
+_DATES = "logging"
+"""The module whose looks date lines. They take no time: what torch and others that ranks share log once is logged once by all
+ranks of a process, and by each rank that is one."""
 
 _OF_THE_MACHINE = sys.stdlib_module_names | {
     "kernbench",
@@ -100,7 +106,7 @@ class RankClock:
         self._looks.clear()
         self.polled.close()
 
-    def look(self, by_program: bool = True) -> float | None:
+    def look(self, by_program: bool = True, cost: float = READ_COST) -> float | None:
         """Virtual seconds of the rank that asks; None outside ranks. A look that is not the program's takes no time."""
         simulation = self._simulation
         if simulation is None or simulation.hosts.observing:
@@ -113,7 +119,7 @@ class RankClock:
             return me.clock
         looks, last = self._looks.get(me.rank, (0, -1.0))
         looks = looks + 1 if me.clock == last else 0
-        me.clock += READ_COST
+        me.clock += cost
         if looks > PATIENCE and _parted:
             me.clock += POLL_STEP
         elif looks > PATIENCE:
@@ -180,9 +186,11 @@ def install(patches: Patches, clock: RankClock) -> None:
 
         def read() -> Any:
             frame = inspect.currentframe()
-            asks = None if frame is None or frame.f_back is None else frame.f_back.f_globals.get("__name__")
-            del frame  # in a circle with itself, it would keep its callers and what they have
-            now = clock.look(by_program=asks not in _TIMES_ITSELF)
+            caller = None if frame is None else frame.f_back
+            asks = None if caller is None else caller.f_globals.get("__name__")
+            free = asks == _DATES or (caller is not None and _is_imported(caller.f_code))
+            del frame, caller  # in a circle with itself, it would keep its callers and what they have
+            now = clock.look(by_program=asks not in _TIMES_ITSELF, cost=0.0 if free else READ_COST)
             if now is None:
                 return stock()
             return round((now + offset) * 1e9) if nanoseconds else now + offset
@@ -197,6 +205,11 @@ def install(patches: Patches, clock: RankClock) -> None:
         patches.set(time, f"{name}_ns", reads(f"{name}_ns", offset, nanoseconds=True))
     _install_timeit(patches)
     _install_dates(patches, clock)
+
+
+def _is_imported(code: CodeType) -> bool:
+    """Whether code is an installed module's, which is being imported: in a process once for all ranks, if they share it."""
+    return code.co_name == "<module>" and is_installed(code.co_filename)
 
 
 _scanned: set[str] = set()

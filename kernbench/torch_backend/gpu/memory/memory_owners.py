@@ -326,13 +326,15 @@ class MemoryOwnersOfTorch:
         """Note in the ledger whose all is that is alive."""
         known = self._known.get(host)
         if known is not None:
-            known.claim_all()
+            with host.as_one():
+                known.claim_all()
 
     def before_backward(self, host: Host) -> None:
         """A backward pass begins: the modules that it goes through are alive now."""
         known = self._known.get(host)
         if known is not None and not known.named:
-            known.claim_all()
+            with host.as_one():
+                known.claim_all()
 
     def number(self, sip: int) -> int:
         """The number of a SIP to the rank that runs."""
@@ -388,13 +390,14 @@ class MemoryOwnersOfTorch:
         if found is None:
             return
         host, known = found
-        if optimizer not in known.optimizers or not known.named:
-            known.optimizers.setdefault(optimizer, 0)
-            known.claim_all()
-            if not known.optimizers[optimizer]:
-                remark_on(bound_devices().simulation, optimizer, known.buffers(), known.name_of)
-        else:
-            known.claim_gradients(optimizer)
+        with host.as_one():  # a parameter may be of the program's class, and its gradient what that computes
+            if optimizer not in known.optimizers or not known.named:
+                known.optimizers.setdefault(optimizer, 0)
+                known.claim_all()
+                if not known.optimizers[optimizer]:
+                    remark_on(bound_devices().simulation, optimizer, known.buffers(), known.name_of)
+            else:
+                known.claim_gradients(optimizer)
         known.of_node.clear()
         host.phase = next_phase(host.phase, STEP)
 
@@ -406,7 +409,8 @@ class MemoryOwnersOfTorch:
         host.phase = next_phase(host.phase, FORWARD)
         count = known.optimizers[optimizer] = known.optimizers.get(optimizer, 0) + 1
         if count <= 2:  # it is made in the first step, and of parameters without gradients later
-            known.claim_state(optimizer)
+            with host.as_one():
+                known.claim_state(optimizer)
 
 
 def _run_backward(*args: object, **kwargs: object) -> Any:
