@@ -279,3 +279,33 @@ def test_what_main_that_looks_has_not_heard_of_is_raised_where_it_joins(isolatio
     joins = False
     with pytest.raises(kernbench.SpawnException, match="in every rank"):
         spawn(body, joins, main, isolation=isolation, join=False)
+
+
+def test_a_rank_that_looks_without_waiting_sees_what_another_has_done(isolation):
+    def body(rank: int, ends: Any, items: Any, event: Any, semaphore: Any) -> None:
+        def looks(done: Any) -> float:
+            while not done():
+                pass
+            return round(time.perf_counter(), 3)
+
+        def is_taken() -> bool:
+            try:
+                return items.get_nowait() == 2
+            except queue.Empty:
+                return False
+
+        if rank == 0:
+            assert looks(ends[0].poll) == 0.25
+            assert ends[0].recv() == 1
+            assert looks(lambda: not items.empty()) == 0.5
+            assert items.get() == 1
+            assert looks(is_taken) == 0.75
+            assert looks(event.is_set) == 1.0
+            assert looks(lambda: semaphore.acquire(block=False)) == 1.25
+        elif rank == 1:
+            acts = (lambda: ends[1].send(1), lambda: items.put(1), lambda: items.put(2), event.set, semaphore.release)
+            for act in acts:
+                time.sleep(0.25)
+                act()
+
+    spawn(body, CONTEXT.Pipe(), queue_of_main(), CONTEXT.Event(), CONTEXT.Semaphore(0), isolation=isolation)

@@ -38,6 +38,7 @@ from kernbench.torch_backend.relies_on import Reliance
 
 _connections: Any = multiprocessing.connection
 _Semaphore: Any = multiprocessing.synchronize.SemLock
+_Event: Any = multiprocessing.synchronize.Event
 _Connection: Any = _connections.Connection
 _Queue: Any = multiprocessing.queues.Queue
 _Proxy: Any = multiprocessing.managers.BaseProxy
@@ -53,6 +54,7 @@ RELIES_ON = (
     Reliance("multiprocessing.synchronize.SemLock", "a lock or semaphore is one, and has the methods of C as its own", has=(
         "_make_methods", "__enter__", "__exit__",
     )),
+    Reliance("multiprocessing.synchronize.Event.is_set", "an event is a semaphore, `_flag`, that is never taken for long"),
     Reliance("multiprocessing.util._afterfork_registry", "all that are made by their own names are noted there"),
     Reliance("multiprocessing.connection.Connection", "pipes and queues are read and written there", has=(
         "__init__", "_poll", "_recv_bytes", "_recv", "_send",
@@ -140,6 +142,7 @@ class ProcessWaits:
         patches.set(_connections, "_WaitSelector", self._selecting())
         patches.set(_Proxy, "_callmethod", self._calls(_Proxy._callmethod))
         patches.set(_Queue, "put", self._puts(_Queue.put))
+        patches.set(_Event, "is_set", lambda event: self._is_set(event))
 
     def _is_ranks(self) -> bool:
         """Whether what is made now is a rank's own."""
@@ -169,9 +172,24 @@ class ProcessWaits:
 
         @functools.wraps(semaphore.acquire)
         def acquire(block: bool = True, timeout: float | None = None) -> bool:
-            return bool(semaphore.acquire(False)) or (block and wait(lock, timeout))
+            taken = bool(semaphore.acquire(False)) or (block and wait(lock, timeout))
+            if not (taken or block):
+                self._saw_nothing(lock)
+            return taken
 
         return acquire
+
+    def _is_set(self, event: Any) -> bool:
+        """Whether an event is set: without its lock, which one that sets it would want during a look."""
+        found = not event._flag._semlock._is_zero()
+        if not found:
+            self._saw_nothing(event)
+        return found
+
+    def _saw_nothing(self, what: object) -> None:
+        """A rank that does not wait has found nothing. Another process may bring it, so that it is no deadlock."""
+        if is_in_rank() and self._waits():
+            self._simulation.looks.saw(id(what), ready=True)
 
     def _wait_for_shared(self, lock: Any, timeout: float | None) -> bool:
         semaphore, threads = lock._semlock, self._threads
@@ -228,7 +246,11 @@ class ProcessWaits:
     def _polls(self, stock: Callable[..., bool]) -> Callable[..., bool]:
         @functools.wraps(stock)
         def poll(connection: Any, timeout: float | None) -> bool:
-            return bool((_stock_poll if self._meets(connection) else stock)(connection, timeout))
+            meets = self._meets(connection)
+            there = bool((_stock_poll if meets else stock)(connection, timeout))
+            if meets and not there and timeout == 0:
+                self._saw_nothing(connection)
+            return there
 
         return poll
 
