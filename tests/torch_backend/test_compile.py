@@ -86,6 +86,27 @@ def test_what_a_rank_is_told_of_its_group_is_no_constant_of_other_ranks(ranks: R
     ]
 
 
+def test_the_gpu_of_a_tensor_is_no_constant_of_other_ranks(ranks: Ranks) -> None:
+    def body() -> Any:
+        rank = dist.get_rank()
+        torch.cuda.set_device(rank)
+
+        def number(x: torch.Tensor) -> torch.Tensor:
+            return x + x.get_device()
+
+        def made(x: torch.Tensor) -> torch.Tensor:
+            return torch.zeros(2, device=x.device)
+
+        def moved(x: torch.Tensor) -> torch.Tensor:
+            return torch.zeros(2).cuda() + x
+
+        x = torch.zeros(2, device="cuda")
+        found = [torch.compile(function, backend="aot_eager")(x) for function in (number, made, moved)]
+        return [each.device.index for each in found], found[0].tolist()
+
+    assert ranks(body, 2, backend="nccl") == [([rank] * 3, [float(rank)] * 2) for rank in range(2)]
+
+
 def test_fake_tensors_of_a_gpu_go_through_autograd(ranks: Ranks) -> None:
     def body() -> Any:
         from torch._subclasses.fake_tensor import FakeTensorMode

@@ -59,3 +59,24 @@ def test_a_sleep_that_no_look_came_before_takes_no_time_of_the_machine():
     with kernbench.simulate("dgx_h100") as ctx:
         ctx.multiprocessing.spawn(worker, nprocs=1)
     assert found[0] > 1_577_836_800 + 1e6
+
+
+@pytest.mark.parametrize("isolation", ["carrier", "process"])
+def test_a_wait_with_a_limit_takes_no_time_if_the_process_ends_and_else_the_limit(isolation):
+    def worker(rank):
+        begin = time.time()
+        assert subprocess.run(["sleep", "0.1"], timeout=60, check=True).returncode == 0
+        assert subprocess.check_output(["echo", "said"], timeout=60) == b"said\n"
+        assert time.time() - begin < 1e-3
+        command = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+        try:
+            with pytest.raises(subprocess.TimeoutExpired, match=r"timed out after 0\.01 seconds"):
+                command.wait(timeout=0.01)
+            assert 0.01 <= time.time() - begin < 0.012
+        finally:
+            command.communicate()
+
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=1, isolation=isolation)
+        assert any("up to its limit" in remark for remark in ctx.simulation.remarks)
+        assert ctx.now() < 0.012

@@ -41,6 +41,13 @@ _RANKS = 1024
 
 _VARIABLES, _OBJECTS = "torch._dynamo.variables.torch", "torch._dynamo.variables.script_object"
 
+_TENSORS = "torch._dynamo.variables.tensor"
+
+_PLACES = ("method_attr_device", "method_get_device")
+"""Where Dynamo is asked which GPU a tensor is on."""
+
+_INNER = "_torchdynamo_orig_backend"
+
 _OF_AOTAUTOGRAD = {"force_non_lazy_backward_lowering": True, "graphsafe_rng_functionalization": False}
 """Settings of AOTAutograd: backward is compiled with forward; what is recomputed gets the state of a generator, not a generator
 of a CUDA runtime."""
@@ -80,6 +87,11 @@ RELIES_ON = (
     )),
     Reliance(f"{_VARIABLES}.TorchInGraphFunctionVariable.can_constant_fold_through",
              "so do results of functions, each of which is asked it when it is called", parameters=("self",)),
+    *(Reliance(f"{_TENSORS}.TensorVariable.{name}", "where a tensor is becomes a constant", parameters=("self", "tx"))
+      for name in _PLACES),
+    Reliance("torch._TorchCompileInductorWrapper", "it is the backend where Inductor compiles"),
+    Reliance("torch._dynamo.convert_frame.CatchErrorsWrapper.__init__", "what is put around a backend names that so",
+             holds=lambda init: _INNER in init.__code__.co_names),
     Reliance("torch._C._dynamo.guards.RootGuardManager", "a compiled function has guards", has=("add_lambda_guard",)),
     Reliance("torch._dynamo.types.GuardedCode", "it is kept with them there",
              holds=lambda kept: "guard_manager" in kept.__annotations__),
@@ -139,7 +151,7 @@ def _compile_aside(patches: Patches) -> None:
         device = current_device()
         if device is None:
             return stock(self, frame, *args)
-        with device.host.compiling(), turn.taken(device), as_plain_numbers(), constants.guarded(device) as keep:
+        with device.host.compiling(), turn.taken(device), as_plain_numbers(), constants.guarded(device, self) as keep:
             return keep(stock(self, frame, *args))
 
     patches.set(callback, "__call__", compile_frame)
@@ -157,8 +169,10 @@ def _is_generated(frame: FrameType) -> bool:
 
 
 class _ConstantsOfRanks:
-    """What a rank's group or mesh answers while a function is compiled becomes a constant of it, without a guard: a process has
-    one rank. Here the ranks of a process share the code of what they import, so that is guarded by the rank."""
+    """What a rank's group or mesh answers while a function is compiled, and the GPU that a tensor says it is on, become
+    constants of it, without a guard that sees whose they are. The ranks of a process share the code of what they import, so
+    that is guarded by the rank; as is all that another backend than Inductor compiles: its graphs do not count GPUs from
+    their own (ADR 0113)."""
 
     def __init__(self, patches: Patches) -> None:
         self._asked = False
@@ -177,14 +191,25 @@ class _ConstantsOfRanks:
             self._asked |= str(getattr(variable.value, "__module__", "")).startswith(torch.distributed.__name__)
             return bool(stock_folds(variable))
 
+        tensors: Any = sys.modules[_TENSORS].TensorVariable
+        for name in _PLACES:
+            patches.set(tensors, name, self._noting(getattr(tensors, name)))
         patches.set(objects, "get_member_type", get_member_type)
         patches.set(functions, "can_constant_fold_through", can_constant_fold_through)
 
+    def _noting(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(stock)
+        def place(variable: Any, tx: Any) -> Any:
+            self._asked |= getattr(variable.device, "type", "") == "cuda"
+            return stock(variable, tx)
+
+        return place
+
     @contextmanager
-    def guarded(self, device: RankDevice) -> Iterator[Callable[[Any], Any]]:
-        """A block in which a rank compiles a function: gives what puts the guard on the result, if it is needed."""
+    def guarded(self, device: RankDevice, callback: Any) -> Iterator[Callable[[Any], Any]]:
+        """A block in which ``callback`` compiles a rank's function: gives what puts the guard on the result, if needed."""
         rank, outer = weakref.ref(device.host), self._asked
-        self._asked = False
+        self._asked = not isinstance(_backend_of(callback), torch._TorchCompileInductorWrapper)
 
         def is_this_rank(_: object) -> bool:
             now = current_device()
@@ -200,6 +225,13 @@ class _ConstantsOfRanks:
             yield keep
         finally:
             self._asked = outer
+
+
+def _backend_of(callback: Any) -> Any:
+    """The backend that the program asked for, in what Dynamo has put around it."""
+    while (inner := getattr(callback, _INNER, None)) is not None:
+        callback = inner
+    return callback
 
 
 class _Turn:
