@@ -114,7 +114,7 @@ SHIPPED = {
             "common_ops": f"{_SGLANG}:common", "sgl_kernel.flash_ops": f"{_SGLANG}:flash",
             "sgl_kernel.flashmla_ops": f"{_SGLANG}:flash_mla", "sgl_kernel.spatial_ops": f"{_SGLANG}:spatial",
         }, placed={"common_ops": "sm90/common_ops.abi3.so"}),
-        StandIn("torchvision", "0.29.1", loaded={
+        StandIn("torchvision", "0.28.0", loaded={
             "torchvision/_C*.so": "kernbench.compiled_operators.torchvision:operators",
             "torchvision/image*.so": "kernbench.compiled_operators.torchvision:images",
         }),
