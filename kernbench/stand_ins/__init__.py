@@ -169,8 +169,11 @@ def _finders(stand_in: StandIn | None) -> list[Any]:
     """What finds one stand-in; all of them for None."""
     if stand_in is None:
         return [AutomaticFinder(), *(CompiledFinder(each, anyway=False) for each in all_of_them() if each.compiles)]
-    found: list[Any] = [] if stand_in.folder is None else [PackageFinder(stand_in)]
-    return [*found, CompiledFinder(stand_in, anyway=True)] if stand_in.compiles else found
+    found: list[Any] = []
+    for each in (stand_in, *filter(None, map(find, stand_in.together))):
+        found += [] if each.folder is None else [PackageFinder(each)]
+        found += [CompiledFinder(each, anyway=True)] if each.compiles else []
+    return found
 
 
 def _insert(finders: Iterable[Any]) -> None:

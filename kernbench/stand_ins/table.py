@@ -45,6 +45,7 @@ class StandIn:
             what tells the simulation of what the package does (:func:`kernbench.report_request`).
         per_rank: whether each rank of ``kernbench run`` executes the package's Python for itself, although it has compiled
             parts: it keeps in globals what belongs to a process.
+        together: names of the stand-ins for what is installed with the package, and is found with it.
     """
 
     name: str
@@ -60,6 +61,7 @@ class StandIn:
     install: str = ""
     observed: Mapping[str, str] = field(default_factory=dict)
     per_rank: bool = False
+    together: tuple[str, ...] = ()
 
     @property
     def libraries(self) -> dict[str, str]:
@@ -83,6 +85,7 @@ _APEX = "kernbench.compiled_operators.apex"
 _SGLANG = "kernbench.compiled_operators.sgl_kernel"
 _BNB = "kernbench.compiled_operators.bitsandbytes"
 _TE = "kernbench.compiled_operators.transformer_engine"
+_FLASH_3 = Path(__file__).with_name("flash_attn_3")
 _VLLM = "kernbench.compiled_operators.vllm"
 SHIPPED = {
     each.name: each
@@ -106,6 +109,10 @@ SHIPPED = {
         StandIn("flash_attn", "2.8.3", folder=Path(__file__).with_name("flash_attn"), compiled={
             "flash_attn._kernels": "kernbench.compiled_operators.flash_attn:operators",
         }),
+        StandIn("flash_attn_3", "3.0.0", folder=_FLASH_3, compiled={
+            "flash_attn_3._C": "kernbench.compiled_operators.flash_attn:third",
+        }, together=("flash_attn_interface",)),
+        StandIn("flash_attn_interface", "3.0.0", folder=_FLASH_3 / "flash_attn_interface", together=("flash_attn_3",)),
         StandIn(
             "mamba_ssm", "2.3.2.post1", bound={"selective_scan_cuda": "kernbench.compiled_operators.selective_scan"},
             install=f"MAMBA_FORCE_BUILD=TRUE MAMBA{_SOURCE} mamba_ssm", needs=("einops",),

@@ -90,8 +90,8 @@ class Taps:
         return found
 
     def columns(self, values: Tensor) -> Tensor:
-        """The taps' values ``[batch, groups of offsets, channels, taps * results]`` as the products take them, ``[batch, groups,
-        channels * taps, results]``."""
+        """The taps' values ``[batch, groups of offsets, channels, taps * results]`` as the products take them, ``[batch,
+        groups, channels * taps, results]``."""
         taps = prod(self.weight.shape[2:])
         flat = values.flatten(1, 2).unflatten(-1, (taps, -1)).flatten(1, 2)
         return flat.unflatten(1, (self.groups, -1))
