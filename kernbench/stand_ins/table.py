@@ -45,6 +45,9 @@ class StandIn:
             what tells the simulation of what the package does (:func:`kernbench.report_request`).
         per_rank: whether each rank of ``kernbench run`` executes the package's Python for itself, although it has compiled
             parts: it keeps in globals what belongs to a process.
+        instead: whether ``folder`` is imported also where the package is installed: its Python compiles for CUDA when it is
+            called.
+        distribution: the name of its release, where that is not the one that is imported.
         together: names of the stand-ins for what is installed with the package, and is found with it.
     """
 
@@ -62,6 +65,8 @@ class StandIn:
     observed: Mapping[str, str] = field(default_factory=dict)
     per_rank: bool = False
     together: tuple[str, ...] = ()
+    instead: bool = False
+    distribution: str = ""
 
     @property
     def libraries(self) -> dict[str, str]:
@@ -113,6 +118,9 @@ SHIPPED = {
             "flash_attn_3._C": "kernbench.compiled_operators.flash_attn:third",
         }, together=("flash_attn_interface",)),
         StandIn("flash_attn_interface", "3.0.0", folder=_FLASH_3 / "flash_attn_interface", together=("flash_attn_3",)),
+        StandIn("flashinfer", "0.7.2.post1", folder=Path(__file__).with_name("flashinfer"), bound={
+            "flashinfer._kernels": "kernbench.compiled_operators.flashinfer",
+        }, instead=True, distribution="flashinfer_python"),
         StandIn(
             "mamba_ssm", "2.3.2.post1", bound={"selective_scan_cuda": "kernbench.compiled_operators.selective_scan"},
             install=f"MAMBA_FORCE_BUILD=TRUE MAMBA{_SOURCE} mamba_ssm", needs=("einops",),
