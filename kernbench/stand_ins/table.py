@@ -152,6 +152,10 @@ SHIPPED = {
             "vllm.v1.worker.gpu.sample.sampler": f"{_VLLM}.sampling:observe_sampling",
             "vllm.v1.worker.gpu.spec_decode.rejection_sampler": f"{_VLLM}.sampling:observe_verifying",
         }, absent=("vllm.cumem_allocator",), per_rank=True),
+        StandIn("xformers", "0.0.35", loaded={"xformers/_C*.so": "kernbench.compiled_operators.xformers:operators"}, around={
+            f"xformers.ops.fmha.{name}": "kernbench.compiled_operators.xformers:by_torchs_kernels"
+            for name in ("flash", "flash3")
+        }),
     )
 }  # fmt: skip
 """Those that kernbench ships, by name."""
