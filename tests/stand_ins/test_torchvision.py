@@ -370,9 +370,10 @@ def test_values_on_a_gpu_are_those_of_the_host():
 def test_the_packages_own_python():
     """``pip install --no-deps torchvision``: its Python gives gradients to autograd, and shapes without data."""
     with standing_in(["torchvision"]):
-        from torchvision import ops
 
         def body() -> list[Tensor]:
+            from torchvision import ops
+
             x = torch.randn(1, 3, 8, 8, device="cuda", requires_grad=True)
             boxes = torch.tensor([[0, 1, 1, 6, 7.0]], device="cuda")
             conv = ops.DeformConv2d(3, 2, 3).cuda()
@@ -383,6 +384,8 @@ def test_the_packages_own_python():
             )
             y.backward()
             assert conv.weight.grad is not None
+            with torch.autocast("cuda"):  # computed in float32, and rounded back
+                assert ops.roi_pool(x.half(), boxes, 2).dtype == torch.float16
             return [x.grad]
 
         (found,) = on_gpu(body)

@@ -176,6 +176,8 @@ def test_lengths_of_sequences_that_are_not_packed_are_those_of_their_tensors(gpu
     given = query, key, key, None, None, None, -1, -1, 0.0, 0, True
     _, sums, *_, longest_q, longest_k = torch.ops.aten._efficient_attention_forward(*given)
     assert (tuple(sums.shape), longest_q, longest_k) == ((2, 4, 32), 5, 7)
+    with pytest.raises(RuntimeError, match="invalid dtype for bias"):
+        torch.ops.aten._efficient_attention_forward(*given[:3], torch.ones(2, 4, 5, 7, device="cuda"), *given[4:])
 
 
 def test_what_packed_attention_takes_is_by_its_live_lengths(gpu: Any) -> None:

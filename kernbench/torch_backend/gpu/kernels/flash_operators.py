@@ -327,6 +327,8 @@ def efficient_forward(
 ) -> tuple[Any, ...]:
     """``[sequences, tokens, heads, width]``, or packed in a batch of one: output, logarithms of the sums, what the dropout was
     drawn from, and the longest sequences."""
+    if bias is not None and bias.dtype != query.dtype:
+        raise RuntimeError(f"invalid dtype for bias - should match query's dtype: {bias.dtype}, and not {query.dtype}")
     seed = int(torch.randint(1 << 62, ())) if dropout_p else 0
     pairs = _efficient_pairs(query, scale, custom_mask_type, window_size, dropout_p, seed)
     longest = query.shape[1] if cu_seqlens_q is None or max_seqlen_q is None else max_seqlen_q
