@@ -63,7 +63,7 @@ def _operands(queries=5, keys=7, heads=4, of_keys=2, batch=2, size=8):
     {"causal": True, "softcap": 1.5}, {"alibi": torch.tensor([0.5, 0.25, 0.1, 0.0])},
     {"causal": True, "alibi": torch.tensor([0.5, 0.25, 0.1, 0.0])}, {"causal": True, "scale": 0.3},
 ], ids=str)  # fmt: skip
-@pytest.mark.parametrize(("queries", "keys"), [(5, 7), (6, 6), (7, 4), (1, 6)])
+@pytest.mark.parametrize(("queries", "keys"), [(5, 7), (6, 6), (7, 4), (1, 6), (2, 1)])
 def test_it_is_attention_as_defined(flash_attn, given, queries, keys):
     q, k, v = _operands(queries, keys)
     names = {"window": "window_size", "alibi": "alibi_slopes", "scale": "softmax_scale"}

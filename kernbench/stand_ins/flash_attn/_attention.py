@@ -37,7 +37,7 @@ def attend(
     q, k, v = (each.transpose(1, 2) for each in (q, k, v))
     grouped = q.shape[1] != k.shape[1]
     left, right = window[0], right_of(window[1], causal)
-    bounded = (0 <= left < keys - 1) or (0 <= right < keys - 1 and not (right == 0 and queries == 1))
+    bounded = (0 <= left < keys - 1) or (0 <= right < queries - 1)  # what the last and the first query do not see
     if not (softcap or statistics or alibi is not None or lengths is not None):
         if not bounded:
             out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale, enable_gqa=grouped)
