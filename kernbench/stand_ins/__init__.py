@@ -121,7 +121,7 @@ def stand_in_as_told(told: str) -> None:
     """In a process that is started: let it import these packages, the value of :data:`TOLD`, unless its Python has them."""
     for name in filter(None, told.split(",")):
         stand_in = None if name == AUTO else find(name)
-        if name == AUTO or (stand_in is not None and (stand_in.folder is None or not _is_installed(stand_in.name))):
+        if name == AUTO or (stand_in is not None and _stands_in(stand_in)):
             _insert(_finders(stand_in))
 
 
@@ -148,12 +148,17 @@ def _whole(name: str) -> str:
     return f"{resolved(place)}:{what}" if place.endswith(".py") else name
 
 
+def _stands_in(stand_in: StandIn) -> bool:
+    """Whether it is what a program imports: a folder is not, where the package is installed and does not give way."""
+    return stand_in.folder is None or stand_in.instead or not _is_installed(stand_in.name)
+
+
 def _is_installed(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
 
 def _require_use(asked: str, stand_in: StandIn) -> None:
-    if stand_in.folder is not None and _is_installed(stand_in.name):
+    if not _stands_in(stand_in):
         raise ConfigError(f"--stand-in {asked}: it is installed, so it is what the program imports: leave this out")
     alone = {each.partition(".")[0] for each in stand_in.compiled if "." not in each}
     if stand_in.folder is None and not alone:
@@ -169,8 +174,11 @@ def _finders(stand_in: StandIn | None) -> list[Any]:
     """What finds one stand-in; all of them for None."""
     if stand_in is None:
         return [AutomaticFinder(), *(CompiledFinder(each, anyway=False) for each in all_of_them() if each.compiles)]
-    found: list[Any] = [] if stand_in.folder is None else [PackageFinder(stand_in)]
-    return [*found, CompiledFinder(stand_in, anyway=True)] if stand_in.compiles else found
+    found: list[Any] = []
+    for each in (stand_in, *filter(None, map(find, stand_in.together))):
+        found += [] if each.folder is None else [PackageFinder(each)]
+        found += [CompiledFinder(each, anyway=True)] if each.compiles else []
+    return found
 
 
 def _insert(finders: Iterable[Any]) -> None:

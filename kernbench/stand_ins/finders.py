@@ -69,7 +69,7 @@ class PackageFinder(DistributionFinder):
     def find_distributions(self, context: Any = None) -> Iterator[Distribution]:
         """Of the release, for a caller that asks for its version."""
         wanted = getattr(context, "name", None)
-        if wanted is None or wanted.replace("-", "_").lower() == self.name:
+        if wanted is None or wanted.replace("-", "_").lower() in (self.name, self.stand_in.distribution):
             yield _Release(self.stand_in)
 
 
@@ -319,11 +319,11 @@ class _StandInLoader(SourceFileLoader):
 
 class _Release(Distribution):
     def __init__(self, stand_in: StandIn) -> None:
-        name = stand_in.name
+        name = stand_in.distribution or stand_in.name
         self._folder = stand_in.folder
         self._texts = {
             "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {stand_in.release}\n",
-            "top_level.txt": f"{name}\n",
+            "top_level.txt": f"{stand_in.name}\n",
         }
 
     def read_text(self, filename: str) -> str | None:

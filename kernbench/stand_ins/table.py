@@ -45,6 +45,10 @@ class StandIn:
             what tells the simulation of what the package does (:func:`kernbench.report_request`).
         per_rank: whether each rank of ``kernbench run`` executes the package's Python for itself, although it has compiled
             parts: it keeps in globals what belongs to a process.
+        instead: whether ``folder`` is imported also where the package is installed: its Python compiles for CUDA when it is
+            called.
+        distribution: the name of its release, where that is not the one that is imported.
+        together: names of the stand-ins for what is installed with the package, and is found with it.
     """
 
     name: str
@@ -60,6 +64,9 @@ class StandIn:
     install: str = ""
     observed: Mapping[str, str] = field(default_factory=dict)
     per_rank: bool = False
+    together: tuple[str, ...] = ()
+    instead: bool = False
+    distribution: str = ""
 
     @property
     def libraries(self) -> dict[str, str]:
@@ -83,6 +90,7 @@ _APEX = "kernbench.compiled_operators.apex"
 _SGLANG = "kernbench.compiled_operators.sgl_kernel"
 _BNB = "kernbench.compiled_operators.bitsandbytes"
 _TE = "kernbench.compiled_operators.transformer_engine"
+_FLASH_3 = Path(__file__).with_name("flash_attn_3")
 _VLLM = "kernbench.compiled_operators.vllm"
 SHIPPED = {
     each.name: each
@@ -106,6 +114,13 @@ SHIPPED = {
         StandIn("flash_attn", "2.8.3", folder=Path(__file__).with_name("flash_attn"), compiled={
             "flash_attn._kernels": "kernbench.compiled_operators.flash_attn:operators",
         }),
+        StandIn("flash_attn_3", "3.0.0", folder=_FLASH_3, compiled={
+            "flash_attn_3._C": "kernbench.compiled_operators.flash_attn:third",
+        }, together=("flash_attn_interface",)),
+        StandIn("flash_attn_interface", "3.0.0", folder=_FLASH_3 / "flash_attn_interface", together=("flash_attn_3",)),
+        StandIn("flashinfer", "0.7.2.post1", folder=Path(__file__).with_name("flashinfer"), bound={
+            "flashinfer._kernels": "kernbench.compiled_operators.flashinfer",
+        }, instead=True, distribution="flashinfer_python"),
         StandIn(
             "mamba_ssm", "2.3.2.post1", bound={"selective_scan_cuda": "kernbench.compiled_operators.selective_scan"},
             install=f"MAMBA_FORCE_BUILD=TRUE MAMBA{_SOURCE} mamba_ssm", needs=("einops",),
@@ -114,7 +129,7 @@ SHIPPED = {
             "common_ops": f"{_SGLANG}:common", "sgl_kernel.flash_ops": f"{_SGLANG}:flash",
             "sgl_kernel.flashmla_ops": f"{_SGLANG}:flash_mla", "sgl_kernel.spatial_ops": f"{_SGLANG}:spatial",
         }, placed={"common_ops": "sm90/common_ops.abi3.so"}),
-        StandIn("torchvision", "0.29.1", loaded={
+        StandIn("torchvision", "0.28.0", loaded={
             "torchvision/_C*.so": "kernbench.compiled_operators.torchvision:operators",
             "torchvision/image*.so": "kernbench.compiled_operators.torchvision:images",
         }),
@@ -137,6 +152,10 @@ SHIPPED = {
             "vllm.v1.worker.gpu.sample.sampler": f"{_VLLM}.sampling:observe_sampling",
             "vllm.v1.worker.gpu.spec_decode.rejection_sampler": f"{_VLLM}.sampling:observe_verifying",
         }, absent=("vllm.cumem_allocator",), per_rank=True),
+        StandIn("xformers", "0.0.35", loaded={"xformers/_C*.so": "kernbench.compiled_operators.xformers:operators"}, around={
+            f"xformers.ops.fmha.{name}": "kernbench.compiled_operators.xformers:by_torchs_kernels"
+            for name in ("flash", "flash3")
+        }),
     )
 }  # fmt: skip
 """Those that kernbench ships, by name."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.metadata
 import math
 import os
@@ -15,7 +16,7 @@ import torch
 import kernbench
 from kernbench.errors import ConfigError
 from kernbench.runtime_api.joining import variables_of
-from kernbench.stand_ins import TOLD, standing_in
+from kernbench.stand_ins import AUTO, TOLD, standing_in
 from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus
 
 
@@ -62,7 +63,7 @@ def _operands(queries=5, keys=7, heads=4, of_keys=2, batch=2, size=8):
     {"causal": True, "softcap": 1.5}, {"alibi": torch.tensor([0.5, 0.25, 0.1, 0.0])},
     {"causal": True, "alibi": torch.tensor([0.5, 0.25, 0.1, 0.0])}, {"causal": True, "scale": 0.3},
 ], ids=str)  # fmt: skip
-@pytest.mark.parametrize(("queries", "keys"), [(5, 7), (6, 6), (7, 4), (1, 6)])
+@pytest.mark.parametrize(("queries", "keys"), [(5, 7), (6, 6), (7, 4), (1, 6), (2, 1)])
 def test_it_is_attention_as_defined(flash_attn, given, queries, keys):
     q, k, v = _operands(queries, keys)
     names = {"window": "window_size", "alibi": "alibi_slopes", "scale": "softmax_scale"}
@@ -263,3 +264,11 @@ def test_a_program_is_told_of_it_and_runs_with_it(tmp_path):
     assert "flash_attn is not installed: kernbench run --stand-in flash_attn has its public functions" in failed.stderr
     done = subprocess.run([*run, "--stand-in", "flash_attn", str(script)], capture_output=True, text=True, check=True)
     assert "tensor(4096., device='cuda:0', dtype=torch.bfloat16)" in done.stdout
+
+
+@pytest.mark.parametrize("name", ["flash_attn_3", "flash_attn_interface", AUTO])
+def test_both_names_of_the_third_release_are_found_by_either(name):
+    with standing_in([name]):
+        assert importlib.import_module("flash_attn_3.flash_attn_interface").flash_attn_func
+        assert importlib.import_module("flash_attn_interface").flash_attn_varlen_func
+        assert importlib.metadata.version("flash-attn-3") == "3.0.0"

@@ -168,6 +168,16 @@ def test_a_program_may_ask_which_kernel_there_is(gpu: Any) -> None:
         params = cuda.SDPAParams(wide, wide, wide, None, 0.0, False, False)
         assert not cuda.can_use_flash_attention(params, debug=True)
     assert "Expected query, key and value to all be of dtype" in str(told[-1].message)
+    assert cuda.is_flash_attention_available()
+
+
+def test_lengths_of_sequences_that_are_not_packed_are_those_of_their_tensors(gpu: Any) -> None:
+    query, key = (torch.ones(2, length, 4, 8, device="cuda", dtype=torch.bfloat16) for length in (5, 7))
+    given = query, key, key, None, None, None, -1, -1, 0.0, 0, True
+    _, sums, *_, longest_q, longest_k = torch.ops.aten._efficient_attention_forward(*given)
+    assert (tuple(sums.shape), longest_q, longest_k) == ((2, 4, 32), 5, 7)
+    with pytest.raises(RuntimeError, match="invalid dtype for bias"):
+        torch.ops.aten._efficient_attention_forward(*given[:3], torch.ones(2, 4, 5, 7, device="cuda"), *given[4:])
 
 
 def test_what_packed_attention_takes_is_by_its_live_lengths(gpu: Any) -> None:

@@ -123,3 +123,25 @@ def test_a_type_that_one_rank_takes_back_stays_that_of_the_others(ranks: Ranks) 
 
     for _ in range(2):
         assert ranks(body) == [[True, True, True, False]] * 4
+
+
+def test_a_kernel_for_autocast_is_that_of_the_device() -> None:
+    found = []
+
+    def worker(rank: int) -> None:
+        library = torch.library.Library("kernbench_autocast", "FRAGMENT")
+        library.define("plus(Tensor x) -> Tensor")
+        library.impl("plus", lambda x: x + 1, "CompositeExplicitAutograd")
+        again = torch.ops.kernbench_autocast.plus
+        library.impl("plus", lambda x: again(x.float()), "AutocastCUDA")
+        narrow = torch.ones(1, device="cuda", dtype=torch.float16)
+        with torch.autocast("cuda"):
+            found.extend(each.dtype for each in (again(narrow), again(narrow.cpu())))
+        library.impl("plus", lambda x: again(x.double()), "AutocastCPU")
+        with torch.autocast("cuda"):
+            found.extend(each.dtype for each in (again(narrow), again(narrow.cpu())))
+        found.append(again(narrow).dtype)
+
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=1)
+    assert found == [torch.float32, torch.float16, torch.float32, torch.float64, torch.float16]

@@ -37,7 +37,7 @@ def attend(
     q, k, v = (each.transpose(1, 2) for each in (q, k, v))
     grouped = q.shape[1] != k.shape[1]
     left, right = window[0], right_of(window[1], causal)
-    bounded = (0 <= left < keys - 1) or (0 <= right < keys - 1 and not (right == 0 and queries == 1))
+    bounded = (0 <= left < keys - 1) or (0 <= right < queries - 1)  # what the last and the first query do not see
     if not (softcap or statistics or alibi is not None or lengths is not None):
         if not bounded:
             out = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, scale=scale, enable_gqa=grouped)
@@ -76,13 +76,16 @@ def right_of(right: int, causal: bool) -> int:
     return 0 if right < 0 else min(right, 0)
 
 
-def sequences(ends_q: Tensor, ends_k: Tensor) -> list[tuple[int, int, int, int]]:
+def sequences(ends_q: Tensor, ends_k: Tensor | None, lengths: Tensor | None = None) -> list[tuple[int, int, int, int]]:
     """Begin and end of each sequence's queries and of its keys, of sequences that lie one after the other.
 
-    ``ends_q`` and ``ends_k``, ``[sequences + 1]``, are read on the host.
+    ``ends_q`` and ``ends_k``, ``[sequences + 1]``, are read on the host; ``lengths``, ``[sequences]``: of the keys, where there
+    are fewer; all begin at the first one where they have no ends.
     """
-    queries, keys = ends_q.tolist(), ends_k.tolist()
-    return list(zip(queries[:-1], queries[1:], keys[:-1], keys[1:], strict=True))
+    queries = ends_q.tolist()
+    keys = [0] * len(queries) if ends_k is None else ends_k.tolist()
+    last = keys[1:] if lengths is None else [a + b for a, b in zip(keys[:-1], lengths.tolist(), strict=True)]
+    return list(zip(queries[:-1], queries[1:], keys[:-1], last, strict=True))
 
 
 def slopes_of(alibi: Tensor | None, at: int) -> Tensor | None:

@@ -14,12 +14,14 @@ from ._caches import Places
 
 
 def attend_packed(
-    q: Tensor, k: Tensor, v: Tensor, ends_q: Tensor, ends_k: Tensor, pages: Tensor | None, alibi: Tensor | None = None,
-    **how: Any,
+    q: Tensor, k: Tensor, v: Tensor, ends_q: Tensor, ends_k: Tensor | None, pages: Tensor | None,
+    alibi: Tensor | None = None, lengths: Tensor | None = None, **how: Any,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """Of ``[all queries, heads, size]``, cut at ``ends_q`` ``[sequences + 1]``, over keys that are cut likewise.
 
     Args:
+        ends_k: of the keys; None: they begin at the first of their pages.
+        lengths: how many of its keys each sequence has, ``[sequences]``; None: as many as lie between its ends.
         pages: ``[sequences, pages of each]``, in a cache ``[pages, page, heads, size]``; None: keys are packed.
         how: as of :func:`attend`.
 
@@ -28,7 +30,7 @@ def attend_packed(
     """
     places = None if pages is None else Places(None, pages, k.shape[1])
     found = []
-    for at, (begin_q, end_q, begin_k, end_k) in enumerate(sequences(ends_q, ends_k)):
+    for at, (begin_q, end_q, begin_k, end_k) in enumerate(sequences(ends_q, ends_k, lengths)):
         keys, values = (
             each[None, begin_k:end_k] if places is None else places.read(each, end_k - begin_k, at) for each in (k, v)
         )

@@ -77,8 +77,8 @@ def flash_attn_varlen_func(
     learns = torch.is_grad_enabled() and any(each.requires_grad for each in (q, k, v))
     if not (learns or dropout_p or alibi_slopes is not None):
         out, sums = _kernel("packed")(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, block_table, _scale(q, softmax_scale), causal, *window_size, softcap,
-            return_attn_probs,
+            q, k, v, cu_seqlens_q, cu_seqlens_k, None, block_table, [], _scale(q, softmax_scale), causal, *window_size,
+            softcap, return_attn_probs,
         )  # fmt: skip
         return _given(out, sums if return_attn_probs else None)
     return _given(*attend_packed(
@@ -133,7 +133,7 @@ def flash_attn_with_kvcache(
         places.write(v_cache, v, lengths)
     if alibi_slopes is None:
         out, sums = _kernel("cached")(
-            q, k_cache, v_cache, lengths, cache_batch_idx, block_table, fresh, _scale(q, softmax_scale), causal,
+            q, k_cache, v_cache, lengths, cache_batch_idx, block_table, fresh, [], _scale(q, softmax_scale), causal,
             *window_size, softcap, return_softmax_lse,
         )  # fmt: skip
         return (out, sums) if return_softmax_lse else out

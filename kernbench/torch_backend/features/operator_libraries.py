@@ -11,7 +11,8 @@ Of torch's own operators a program may replace the kernels for CUDA (:mod:`.prog
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,7 +20,9 @@ import torch
 import torch.library
 from torch._library import custom_ops, fake_impl
 
+from kernbench.simulation.memory.tensor_queries import listed_tensors
 from kernbench.torch_backend.gpu.kernels import program_kernels
+from kernbench.torch_backend.gpu.tensors.placement import is_on_gpu
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.rank_state.module_globals import ModuleGlobals
 from kernbench.torch_backend.relies_on import Reliance
@@ -35,7 +38,7 @@ RELIES_ON = (
     Reliance("torch._library.fake_impl.FakeImplHolder", "the newest of its kernels is used", has=("kernel", "register")),
     Reliance("torch.library.fallthrough_kernel", "C++ compares implementations with it"),
     Reliance("torch._C", "whether an operator of torch consists of others", has=(
-        "_dispatch_has_kernel_for_dispatch_key", "DispatchKey", "DispatchKeySet",
+        "_dispatch_has_kernel_for_dispatch_key", "DispatchKey", "DispatchKeySet", "_ExcludeDispatchKeyGuard",
     )),
 )  # fmt: skip
 
@@ -166,6 +169,61 @@ class _OverridingLibrary:
         return getattr(self._made, name)
 
 
+class AutocastingLibrary:
+    """A library of a program's own operators, whose kernels for autocast are those of the device that its tensors are on: both
+    are given to torch for the CPU's, of whose tensors a simulated GPU's are."""
+
+    def __init__(self, namespace: str, made: Any) -> None:
+        self._namespace = namespace
+        self._made = made
+        self._kernels: dict[str, dict[str, Callable[..., Any]]] = {}
+
+    def impl(self, name: str, key: str, function: Any, with_keyset: bool = False) -> Any:
+        """As of the library that it stands for."""
+        if key not in _AUTOCASTS or with_keyset or function is torch.library.fallthrough_kernel:
+            return self._made.impl(name, key, function, with_keyset)
+        operator = f"{self._namespace}::{name.rpartition('::')[2]}"
+        known = self._kernels.get(operator)
+        if known is None:
+            known = self._kernels[operator] = {}
+            self._made.impl(name, "AutocastCPU", _by_device(operator, known), False)
+        known[key] = function
+        return None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._made, name)
+
+
+REGISTERS_AUTOCAST = "torchvision._autograd_registrations"
+"""A module that is executed with torch's own names, and registers kernels for autocast."""
+
+_AUTOCASTS = ("AutocastCPU", "AutocastCUDA")
+
+
+def _by_device(operator: str, known: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
+    """Calls a kernel for autocast, or where there is none for the device what is below autocast."""
+
+    def compute(*args: Any, **kwargs: Any) -> Any:
+        given = listed_tensors((*args, *kwargs.values()))
+        function: Any = known.get(_AUTOCASTS[any(map(is_on_gpu, given))], program_kernels.overload(operator))
+        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
+            return function(*args, **kwargs)
+
+    return compute
+
+
+@contextmanager
+def autocasting() -> Iterator[None]:
+    """For the length of a block, in which a module is executed with torch's own names, its libraries are of this kind."""
+    C: Any = torch._C
+    make = C._dispatch_library
+    C._dispatch_library = lambda kind, name, *where: AutocastingLibrary(name, make(kind, name, *where))
+    try:
+        yield
+    finally:
+        C._dispatch_library = make
+
+
 _ON_GPUS = ("CUDA", "AutogradCUDA", "AutocastCUDA")
 _composed: dict[str, torch.library.Library] = {}
 """What asks for the kernels of ranks before torch composes an operator of others, by its name."""
@@ -221,11 +279,14 @@ def install(
         if rank is not None and name in _TORCHS:
             return _OverridingLibrary(name, rank, make(kind, name, key, *where), on_gpu_of, remark)
         rank = whose()
-        if rank is None or name in _TORCHS:
+        if name in _TORCHS:
             return make(kind, name, key, *where)
+        if rank is None:
+            return AutocastingLibrary(name, make(kind, name, key, *where))
         space = _namespaces.get(name)
         again = kind == "DEF" and space is not None and space.definers and rank not in space.definers
-        return _RankLibrary(name, rank, kind, make("FRAGMENT" if again else kind, name, key, *where), whose)
+        made = _RankLibrary(name, rank, kind, make("FRAGMENT" if again else kind, name, key, *where), whose)
+        return AutocastingLibrary(name, made)
 
     patches.set(C, "_dispatch_library", dispatch_library)
     overwrite = custom_ops.get_library_allowing_overwrite

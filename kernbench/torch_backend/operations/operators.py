@@ -236,7 +236,7 @@ class TorchOperator:
 
     def _read(self, func: Any) -> None:
         """Take from the schema and the tables what they say."""
-        own = func.namespace in _TORCHS_OWN
+        own = func.namespace in _TORCHS_OWN and func.name() not in TABLE
         name = func._opname
         self.call = kernel_of(func)
         self.name = name if own else f"{func.namespace}::{name}"

@@ -33,6 +33,7 @@ from kernbench.torch_backend.features import (
     fsdp_chunks,
     fsdp_profiler,
     loss_parallel,
+    operator_libraries,
     remote_calls,
     sharding_of_lists,
     shared_shardings,
@@ -75,6 +76,9 @@ INSTALLERS = {module.MODULE: module.install for module in _PLAIN} | {
     socket_waits.POLLERS: socket_waits.install_pollers,
 }
 """What is changed in a module once it is there."""
+
+AROUND = {operator_libraries.REGISTERS_AUTOCAST: operator_libraries.autocasting}
+"""Within what a module is executed, beside torch's own names."""
 
 PREFIXES = ("torch.", "torchvision.", "triton.", "numpy.", "sympy.", "zmq.sugar.")
 TESTING = ("torch.testing._internal.", "torch._dynamo.test", "torch._inductor.test", "triton._internal_testing")
@@ -148,7 +152,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
     def exec_module(self, module: ModuleType) -> None:
         lifted, patches, modules = self.lifted, self.patches, self.modules
         del self.lifted, self.patches, self.modules  # the module keeps its loader
-        with lifted():
+        with lifted(), AROUND.get(module.__name__, nullcontext)():
             super().exec_module(module)
         if (install := INSTALLERS.get(module.__name__)) is not None:
             install(patches, module)

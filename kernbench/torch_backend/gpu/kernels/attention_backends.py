@@ -162,10 +162,16 @@ def _answers(why: Callable[[AskedAttention], str]) -> Callable[[Any, bool], bool
     return can_use
 
 
-CAN_USE: dict[str, Callable[[Any, bool], bool]] = {
+def _is_there() -> bool:
+    """Whether torch was built with FlashAttention: builds for CUDA are."""
+    return True
+
+
+CAN_USE: dict[str, Callable[..., bool]] = {
     "_can_use_flash_attention": _answers(_flash),
     "_can_use_mem_efficient_attention": _answers(_efficient),
     "_can_use_cudnn_attention": _answers(_cudnn),
+    "_is_flash_attention_available": _is_there,
 }
 """Attributes of ``torch._C`` that ``torch.backends.cuda`` calls."""
 

@@ -327,9 +327,11 @@ def efficient_forward(
 ) -> tuple[Any, ...]:
     """``[sequences, tokens, heads, width]``, or packed in a batch of one: output, logarithms of the sums, what the dropout was
     drawn from, and the longest sequences."""
+    if bias is not None and bias.dtype != query.dtype:
+        raise RuntimeError(f"invalid dtype for bias - should match query's dtype: {bias.dtype}, and not {query.dtype}")
     seed = int(torch.randint(1 << 62, ())) if dropout_p else 0
     pairs = _efficient_pairs(query, scale, custom_mask_type, window_size, dropout_p, seed)
-    longest = query.shape[1] if max_seqlen_q is None else max_seqlen_q
+    longest = query.shape[1] if cu_seqlens_q is None or max_seqlen_q is None else max_seqlen_q
     sequences = query.shape[0] if cu_seqlens_q is None else cu_seqlens_q.shape[0] - 1
     out = query.new_zeros((*query.shape[:3], value.shape[-1]))
     kept = -(-longest // _STEP) * _STEP if compute_log_sumexp else 0
@@ -340,7 +342,7 @@ def efficient_forward(
         out[batch, queries] = made.to(out.dtype)
         if kept:
             sums[at, :, : found.shape[-1]] = found
-    longest_k = key.shape[1] if max_seqlen_k is None else max_seqlen_k
+    longest_k = key.shape[1] if cu_seqlens_k is None or max_seqlen_k is None else max_seqlen_k
     drawn = torch.tensor(seed, dtype=torch.int64)
     return out, sums, drawn, torch.zeros((), dtype=torch.int64), longest, longest_k
 
