@@ -80,7 +80,7 @@ class StandIn:
 
 _SOURCE = "_SKIP_CUDA_BUILD=TRUE pip install --no-deps --no-build-isolation"
 _APEX = "kernbench.compiled_operators.apex"
-_SGLANG = "kernbench.compiled_operators.sgl_kernel"
+_SGLANG = "kernbench.compiled_operators.sglang"
 _BNB = "kernbench.compiled_operators.bitsandbytes"
 _TE = "kernbench.compiled_operators.transformer_engine"
 _VLLM = "kernbench.compiled_operators.vllm"
@@ -111,9 +111,15 @@ SHIPPED = {
             install=f"MAMBA_FORCE_BUILD=TRUE MAMBA{_SOURCE} mamba_ssm", needs=("einops",),
         ),
         StandIn("sgl_kernel", "0.4.10", compiled={
-            "common_ops": f"{_SGLANG}:common", "sgl_kernel.flash_ops": f"{_SGLANG}:flash",
-            "sgl_kernel.flashmla_ops": f"{_SGLANG}:flash_mla", "sgl_kernel.spatial_ops": f"{_SGLANG}:spatial",
+            "common_ops": f"{_SGLANG}.library:common", "sgl_kernel.flash_ops": f"{_SGLANG}.library:flash",
+            "sgl_kernel.flashmla_ops": f"{_SGLANG}.library:flash_mla", "sgl_kernel.spatial_ops": f"{_SGLANG}.library:spatial",
         }, placed={"common_ops": "sm90/common_ops.abi3.so"}),
+        StandIn("sglang", "0.5.23", bound={"sglang._kernels": f"{_SGLANG}.kernels"}, observed={
+            "sglang.kernels.jit.utils.compile.loader": f"{_SGLANG}.compiling:load_by_definition",
+            "sglang.srt.entrypoints.engine": f"{_SGLANG}.ending:ask_before_killing",
+            "sglang.srt.layers.attention.flashattention_backend": f"{_SGLANG}.lengths:tell_lengths",
+            "sglang.srt.mem_cache.unified_cache.tree_core_registry": f"{_SGLANG}.prefixes:prefer_python",
+        }),
         StandIn("torchvision", "0.29.1", loaded={
             "torchvision/_C*.so": "kernbench.compiled_operators.torchvision:operators",
             "torchvision/image*.so": "kernbench.compiled_operators.torchvision:images",
