@@ -118,6 +118,8 @@ SHIPPED = {
             "sglang.kernels.jit.utils.compile.loader": f"{_SGLANG}.compiling:load_by_definition",
             "sglang.srt.entrypoints.engine": f"{_SGLANG}.ending:ask_before_killing",
             "sglang.srt.layers.attention.flashattention_backend": f"{_SGLANG}.lengths:tell_lengths",
+            "sglang.srt.managers.scheduler": f"{_SGLANG}.requests:observe",
+            "sglang.srt.observability.req_time_stats": f"{_SGLANG}.requests:carry_times",
             "sglang.srt.mem_cache.unified_cache.tree_core_registry": f"{_SGLANG}.prefixes:prefer_python",
         }),
         StandIn("torchvision", "0.29.1", loaded={

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
+import time
 from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -20,6 +21,8 @@ from kernbench.compiled_operators.sglang.compiling import load_by_definition, lo
 from kernbench.compiled_operators.sglang.ending import ask_before_killing
 from kernbench.compiled_operators.sglang.lengths import tell_lengths
 from kernbench.compiled_operators.sglang.prefixes import prefer_python
+from kernbench.compiled_operators.sglang.requests import carry_times, observe
+from kernbench.trace.serving_figures import serving_result
 from tests.stand_ins.test_vllm import LENGTHS, PAGE, QUERIES, _gelu, _gelu_tanh, _paged, _silu, attended
 
 # as sglang-kernel 0.4.10's wheel has them in its libraries
@@ -451,3 +454,64 @@ def test_an_engine_asks_its_schedulers_to_end(monkeypatch: pytest.MonkeyPatch) -
     said.clear()
     Engine().shutdown()  # again, at the end of the program: there are none
     assert said == ["kills"]
+
+
+class _Request(SimpleNamespace):
+    def finished(self) -> bool:
+        return len(self.output_ids) == 2
+
+
+def test_requests_and_steps_are_reported() -> None:
+    """When they were made, by the process that sends them; each batch with its tokens; each request's end, once."""
+
+    class APIServerReqTimeStats:
+        def __init__(self, at: float) -> None:
+            self.created_time = at
+
+        def __getstate__(self) -> dict[str, object]:
+            return {"enable_metrics": False}
+
+    class Scheduler:
+        def __init__(self) -> None:
+            self.waiting_queue: list[Any] = []
+            self.token_to_kv_pool_allocator = SimpleNamespace(size=100, available_size=lambda: 60)
+
+        def handle_generate_request(self, request: Any) -> None:
+            self.waiting_queue.append(request)
+
+        def process_batch_result(self, batch: Any, result: Any) -> None:
+            self.waiting_queue.clear()
+            for each in batch.reqs:
+                each.output_ids += result
+
+    carry_times(SimpleNamespace(APIServerReqTimeStats=APIServerReqTimeStats))  # type: ignore[arg-type]
+    observe(SimpleNamespace(Scheduler=Scheduler))  # type: ignore[arg-type]
+    kept = APIServerReqTimeStats(0.5).__getstate__()
+    assert kept == {"created_time": 0.5, "enable_metrics": False}
+
+    def engine(rank: int) -> None:
+        scheduler, requests = Scheduler(), []
+        time.sleep(1.0)
+        for name, times in (
+            ("0123456789abcdef" * 2, SimpleNamespace(**kept)),
+            ("fedcba9876543210" * 2, SimpleNamespace()),
+        ):
+            scheduler.handle_generate_request(SimpleNamespace(rid=name, input_ids=[1] * 5, time_stats=times))
+            requests.append(_Request(rid=name, output_ids=[]))
+        for extends, tokens in ((True, []), (True, [1]), (False, [2]), (False, [])):
+            time.sleep(0.25)
+            mode = SimpleNamespace(is_extend=lambda extends=extends: extends)
+            batch = SimpleNamespace(reqs=requests, forward_mode=mode, extend_num_tokens=5 if extends else None)
+            scheduler.process_batch_result(batch, tokens)
+
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(engine, nprocs=1)
+        result = serving_result(ctx.simulation.requests, 1)
+    assert result is not None
+    steps = [(each.prefill_tokens, each.decode_tokens, each.running, each.blocks_used) for each in result.of_steps]
+    assert steps == [(5, 0, 2, 40), (5, 0, 2, 40), (0, 2, 2, 40)]
+    found = {each.name: each for each in result.of_requests}
+    assert list(found) == ["request", "request (2)"]
+    assert [(each.prompt_tokens, each.generated_tokens, each.ended) for each in found.values()] == [(5, 2, True)] * 2
+    assert [each.arrived for each in found.values()] == pytest.approx([0.5, 1.0], abs=1e-3)
+    assert [each.first_token for each in found.values()] == pytest.approx([1.5, 1.5], abs=1e-3)
