@@ -30,8 +30,7 @@ def load_by_definition(module: ModuleType) -> None:
     def load_jit(*marks: str, **how: Any) -> Any:
         if not how.get("cuda_files"):
             return load(*marks, **how)  # C++ for the host
-        known = importlib.import_module(_KERNELS).COMPILED
-        return loaded(known, how["cuda_files"], how.get("cuda_wrappers") or ())
+        return loaded(vars(importlib.import_module(_KERNELS)), how["cuda_files"], how.get("cuda_wrappers") or ())
 
     loader.load_jit = load_jit
 

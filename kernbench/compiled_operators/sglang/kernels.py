@@ -20,7 +20,7 @@ from kernbench.compiled_operators.sglang import library
 from kernbench.cost.by_values import CallOperands
 from kernbench.cost.work import StatedWork
 
-__all__ = ["COMPILED", "NAMES", "operators"]
+__all__ = ["COMPILED", "NAMES", "CompiledKernel", "operators"]
 
 Tensor = torch.Tensor
 
@@ -262,5 +262,5 @@ def _topk_softmax(
     library.topk_softmax(topk_weights, topk_indices, gating_output, renormalize, moe_softcapping, correction_bias)
 
 
-NAMES = {"COMPILED": COMPILED}
-"""What stands in for ``load_jit`` asks for."""
+NAMES = COMPILED
+"""What stands in for ``load_jit`` looks up."""
