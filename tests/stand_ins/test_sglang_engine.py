@@ -28,7 +28,7 @@ if __name__ == "__main__":
     wanted = {"max_new_tokens": 6, "ignore_eos": True, "temperature": 0}
     for turn in (0, 1, 1):
         begin = time.perf_counter()
-        prompts = [[5 + (i + 100 * turn + 7 * request) % 1000 for i in range(512)] for request in range(2)]
+        prompts = [[5 + (i + 100 * turn + 7 * request) % 1000 for i in range(2048)] for request in range(2)]
         outputs = engine.generate(input_ids=prompts, sampling_params=wanted)
         took = time.perf_counter() - begin
         found = [[len(each["output_ids"]), each["meta_info"]["cached_tokens"]] for each in outputs]
@@ -55,6 +55,6 @@ def test_its_engine_answers(options: dict[str, object], tmp_path: Path) -> None:
         json.loads(each) for each in re.findall(r"^generated (.*)$", ended.stdout, re.MULTILINE)
     )
     assert cold == other == [[6, 0], [6, 0]]
-    assert cached == [[6, 511], [6, 511]]
+    assert cached == [[6, 2047], [6, 2047]]
     assert second == pytest.approx(first, rel=1e-3)
     assert third < second
