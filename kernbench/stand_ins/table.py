@@ -87,7 +87,7 @@ class StandIn:
 
 _SOURCE = "_SKIP_CUDA_BUILD=TRUE pip install --no-deps --no-build-isolation"
 _APEX = "kernbench.compiled_operators.apex"
-_SGLANG = "kernbench.compiled_operators.sgl_kernel"
+_SGLANG = "kernbench.compiled_operators.sglang"
 _BNB = "kernbench.compiled_operators.bitsandbytes"
 _TE = "kernbench.compiled_operators.transformer_engine"
 _FLASH_3 = Path(__file__).with_name("flash_attn_3")
@@ -126,9 +126,19 @@ SHIPPED = {
             install=f"MAMBA_FORCE_BUILD=TRUE MAMBA{_SOURCE} mamba_ssm", needs=("einops",),
         ),
         StandIn("sgl_kernel", "0.4.10", compiled={
-            "common_ops": f"{_SGLANG}:common", "sgl_kernel.flash_ops": f"{_SGLANG}:flash",
-            "sgl_kernel.flashmla_ops": f"{_SGLANG}:flash_mla", "sgl_kernel.spatial_ops": f"{_SGLANG}:spatial",
+            "common_ops": f"{_SGLANG}.library:common", "sgl_kernel.flash_ops": f"{_SGLANG}.library:flash",
+            "sgl_kernel.flashmla_ops": f"{_SGLANG}.library:flash_mla", "sgl_kernel.spatial_ops": f"{_SGLANG}.library:spatial",
         }, placed={"common_ops": "sm90/common_ops.abi3.so"}),
+        StandIn("sglang", "0.5.23", bound={"sglang._kernels": f"{_SGLANG}.kernels"}, observed={
+            "sglang.kernels.jit.utils.compile.loader": f"{_SGLANG}.compiling:load_by_definition",
+            "sglang.srt.distributed.device_communicators.custom_all_reduce_v2": f"{_SGLANG}.collectives:reduce_in_peers",
+            "sglang.srt.distributed.device_communicators.triton_symm_mem_ag": f"{_SGLANG}.collectives:gather_in_switch",
+            "sglang.srt.entrypoints.engine": f"{_SGLANG}.ending:ask_before_killing",
+            "sglang.srt.layers.attention.flashattention_backend": f"{_SGLANG}.lengths:tell_lengths",
+            "sglang.srt.managers.scheduler": f"{_SGLANG}.requests:observe",
+            "sglang.srt.observability.req_time_stats": f"{_SGLANG}.requests:carry_times",
+            "sglang.srt.mem_cache.unified_cache.tree_core_registry": f"{_SGLANG}.prefixes:prefer_python",
+        }),
         StandIn("torchvision", "0.28.0", loaded={
             "torchvision/_C*.so": "kernbench.compiled_operators.torchvision:operators",
             "torchvision/image*.so": "kernbench.compiled_operators.torchvision:images",

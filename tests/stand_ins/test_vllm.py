@@ -16,8 +16,9 @@ import torch
 
 import kernbench
 from kernbench.compiled_operators.operators import Operators
+from kernbench.compiled_operators.request_names import RequestNames
 from kernbench.compiled_operators.vllm.engines import finish_warm_up, refuse_side_by_side
-from kernbench.compiled_operators.vllm.requests import RequestNames, observe
+from kernbench.compiled_operators.vllm.requests import _DRAWN, observe
 from kernbench.compiled_operators.vllm.sampling import Drafts, observe_sampling, observe_verifying
 from kernbench.cost.attention import attention_time
 from kernbench.cost.by_values import CallOperands, SeenOperand
@@ -671,7 +672,7 @@ def test_an_engine_begins_when_its_warm_up_has_ended() -> None:
 def test_names_of_requests_are_the_same_in_each_run() -> None:
     runs = []
     for drawn, more in (("13ae6258", "b8abbd1453c8e65d"), ("9d7045aa", "0123456789012345")):
-        names = RequestNames()
+        names = RequestNames(_DRAWN)
         asked = (
             f"r0-{drawn}",
             f"cmpl-{more}-0-{drawn}",

@@ -36,6 +36,7 @@ FACTORIES = {
 def test_tensors_are_where_they_were_put(ranks: Ranks, name: str) -> None:
     def body() -> list[object]:
         tensor = FACTORIES[name]("cuda:1")
+        assert (tensor.is_cpu, tensor.cpu().is_cpu, torch.ones(2).is_cpu) == (False, True, True)
         return [tensor.device, tensor.is_cuda, tensor.cpu().device, torch.ones(2).device]
 
     expected = [torch.device("cuda", 1), True, torch.device("cpu"), torch.device("cpu")]

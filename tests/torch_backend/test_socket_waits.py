@@ -87,6 +87,36 @@ def test_ranks_wait_for_each_other(isolation: Any, sockets: list[PipeSocket], tm
     assert second[1] == pytest.approx(1.5, abs=1e-3)
 
 
+def _look(rank: int, there: PipeSocket, out: str) -> None:
+    """As a scheduler that has nothing to do: it asks its socket and many clocks, again and again."""
+    dist.init_process_group("gloo")
+    if rank == 0:
+        time.sleep(1.0)
+        there.send(b"a request")
+    else:
+        looks, found = 0, b""
+        while not found:
+            looks += 1
+            for _ in range(40):
+                time.monotonic_ns()
+            try:
+                found = there.recv(1)
+            except BlockingIOError:
+                continue
+        (Path(out) / "found").write_text(repr((found, looks, time.perf_counter())))
+    dist.barrier()
+
+
+@pytest.mark.parametrize("isolation", ["carrier", "process"])
+def test_looks_at_clocks_between_are_no_work(isolation: Any, sockets: list[PipeSocket], tmp_path: Path) -> None:
+    with kernbench.simulate(seed=1) as ctx:
+        ctx.multiprocessing.spawn(_look, (sockets[0], str(tmp_path)), nprocs=2, isolation=isolation)
+    found, looks, at = eval((tmp_path / "found").read_text())
+    assert found == b"a request"
+    assert at == pytest.approx(1.0, abs=1e-4)
+    assert looks < 20
+
+
 def test_outside_a_rank_it_waits_as_ever(sockets: list[PipeSocket]) -> None:
     sockets[0].send(b"x")
     assert sockets[0].poll(1000)

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.nn import functional as F
 
+from kernbench.compiled_operators.layers import gated, rms_normed, rotated
 from kernbench.compiled_operators.moved import moving, taken_from
 from kernbench.compiled_operators.operators import Operators
 from kernbench.cost.by_values import CallOperands
@@ -25,20 +26,14 @@ operators = Operators("_C", "_C_cache_ops", "_C_custom_ar", "_C_cuda_utils")
 @operators.value
 def rms_norm(result: Tensor, input: Tensor, weight: Tensor | None, epsilon: float) -> None:
     """``result``: ``input`` over the root of the mean of its squares, times ``weight``."""
-    result.copy_(_normed(input, weight, epsilon))
+    result.copy_(rms_normed(input, weight, epsilon))
 
 
 @operators.value
 def fused_add_rms_norm(input: Tensor, residual: Tensor, weight: Tensor | None, epsilon: float) -> None:
     """``residual`` becomes the sum of both, ``input`` its norm."""
     residual.copy_(input.float() + residual.float())
-    input.copy_(_normed(residual, weight, epsilon))
-
-
-def _normed(x: Tensor, weight: Tensor | None, epsilon: float) -> Tensor:
-    x = x.float()
-    x = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon)
-    return x if weight is None else x * weight.float()
+    input.copy_(rms_normed(residual, weight, epsilon))
 
 
 operators.cost("rms_norm")(moving("result", "input", "weight"))
@@ -50,8 +45,7 @@ operators.cost("fused_add_rms_norm")(moving("input", "input", "residual", "resid
 @operators.value
 def silu_and_mul(result: Tensor, input: Tensor) -> None:
     """The first half through SiLU, times the second."""
-    first, second = input.float().chunk(2, -1)
-    result.copy_(F.silu(first) * second)
+    result.copy_(gated("silu", input))
 
 
 @operators.value
@@ -64,15 +58,13 @@ def mul_and_silu(out: Tensor, input: Tensor) -> None:
 @operators.value
 def gelu_and_mul(out: Tensor, input: Tensor) -> None:
     """The first half through GELU, times the second."""
-    first, second = input.float().chunk(2, -1)
-    out.copy_(F.gelu(first) * second)
+    out.copy_(gated("gelu", input))
 
 
 @operators.value
 def gelu_tanh_and_mul(out: Tensor, input: Tensor) -> None:
     """The first half through GELU by tanh, times the second."""
-    first, second = input.float().chunk(2, -1)
-    out.copy_(F.gelu(first, approximate="tanh") * second)
+    out.copy_(gated("gelu_tanh", input))
 
 
 @operators.value("gelu_new")
@@ -148,10 +140,7 @@ def rotary_embedding(
         if given is not None:
             heads = given.reshape(positions.numel(), -1, head_size).clone()
             turned = heads[..., rope_dim_offset : rope_dim_offset + width]
-            pairs = turned.unflatten(-1, (2, -1) if is_neox else (-1, 2)).float()
-            first, second = pairs.unbind(-2 if is_neox else -1)
-            pairs = torch.stack((first * cos - second * sin, second * cos + first * sin), -2 if is_neox else -1)
-            turned.copy_(pairs.flatten(-2))
+            turned.copy_(rotated(turned, cos, sin, halves=is_neox))
             given.copy_(heads.view(given.shape))
 
 

@@ -12,11 +12,11 @@ import functools
 import os
 import re
 import time
-from collections import Counter
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from kernbench.compiled_operators.request_names import RequestNames
 from kernbench.reporting import report_engine_step, report_request
 
 _DRAWN = re.compile(
@@ -25,31 +25,9 @@ _DRAWN = re.compile(
 """What vLLM draws at random for a request's name: at its end, where its server makes one, and in those of its benchmark."""
 
 
-class RequestNames:
-    """What requests are called in reports: the same in each run, where vLLM's own names are not."""
-
-    def __init__(self) -> None:
-        self._of: dict[str, str] = {}
-        self._given: Counter[str] = Counter()
-
-    def of(self, request: str) -> str:
-        """The name of a request that vLLM knows by that: the first of a name has it, others have it with their number."""
-        name = self._of.get(request)
-        if name is None:
-            name = _DRAWN.sub("", request) or "request"
-            self._given[name] += 1
-            count = self._given[name]
-            name = self._of[request] = name if count == 1 else f"{name} ({count})"
-        return name
-
-    def forget(self, request: str) -> None:
-        """It has ended."""
-        self._of.pop(request, None)
-
-
 def observe(module: ModuleType) -> None:
     """Have the scheduler report requests and steps, as far as this release has the methods that are known."""
-    scheduler, names = getattr(module, "Scheduler", None), RequestNames()
+    scheduler, names = getattr(module, "Scheduler", None), RequestNames(_DRAWN)
     for name, wrapper in (("add_request", _taking), ("update_from_output", _updating)):
         method = getattr(scheduler, name, None)
         if callable(method):

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from kernbench.compiled_operators.stating import is_without_data, state_values
 from kernbench.errors import ConfigError
 from kernbench.simulation.active_simulation import current_simulation
-from kernbench.torch_backend.hollow.stand_ins import state
 
 ACCEPTANCE = "KERNBENCH_ACCEPTANCE"
 """The environment variable that says which share of drafted tokens is accepted where those before it are; default: none."""
@@ -32,7 +32,7 @@ def observe_sampling(module: ModuleType) -> None:
     @functools.wraps(method)
     def sample(self: Any, logits: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         found = method(self, logits, batch, *args, **kwargs)
-        _state(found.num_sampled, _whole(batch)[: len(found.num_sampled)])
+        state_values(found.num_sampled, _tensor(_whole(batch)[: len(found.num_sampled)]))
         return found
 
     sampler.__call__ = sample
@@ -48,11 +48,11 @@ def observe_verifying(module: ModuleType) -> None:
     @functools.wraps(method)
     def verify(self: Any, logits: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         found = method(self, logits, batch, *args, **kwargs)
-        if _without_data():
+        if is_without_data():
             whole, given = _whole(batch), np.diff(batch.cu_num_logits_np)[: len(found.num_sampled)]
             sampled = (1 + drafts.accepted(given - 1)) * whole[: len(given)]
-            _state(found.num_sampled, sampled)
-            _state(found.num_rejected, (given - sampled) * whole[: len(given)])
+            state_values(found.num_sampled, _tensor(sampled))
+            state_values(found.num_rejected, _tensor((given - sampled) * whole[: len(given)]))
             simulation = current_simulation()
             assert simulation is not None
             simulation.remarks.setdefault(
@@ -93,14 +93,5 @@ def _whole(batch: Any) -> Any:
     return batch.num_computed_tokens_np + batch.num_scheduled_tokens >= batch.prefill_len_np
 
 
-def _without_data() -> bool:
-    simulation = current_simulation()
-    return simulation is not None and not simulation.engine.enable_data
-
-
-def _state(tensor: torch.Tensor, values: Any) -> None:
-    """In a simulation without data: these are a tensor's values."""
-    simulation = current_simulation()
-    if simulation is not None and _without_data():
-        with simulation.hosts.current().as_one():
-            state(simulation.storages, tensor, torch.from_numpy(np.asarray(values, dtype="int64")).to(tensor.dtype))
+def _tensor(values: Any) -> torch.Tensor:
+    return torch.from_numpy(np.asarray(values, dtype="int64"))

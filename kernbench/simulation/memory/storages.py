@@ -108,8 +108,8 @@ class Stored:
         stated: whether the program itself has said what its values are (``kernbench.assume``), and it is unwritten since.
         stays_unknown: whether a captured graph has made it, whose replays will not know its values either.
         kept: whether its values stay with it on a SIP, however many they are (:mod:`kernbench.simulation.values.known_values`).
-        missing: the parts of what was empty into which nothing known has been written; None: it was not, or something that is
-            assumed has been.
+        missing: the parts of what was empty, or not known, into which nothing known has been written; None: it was not, or
+            something that is assumed has been.
     """
 
     # Defaults of the class, and no slots: each operation's result gets one of these, and few have more to say

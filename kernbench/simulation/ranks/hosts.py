@@ -107,6 +107,7 @@ class Host:
         sync_debug: what becomes of operations that have the host wait for a GPU: 0 nothing, 1 a warning, 2 an error.
         unrecorded: whether what torch computes now is no operation of the program: a part of one that is recorded as a whole.
         looked_at: when it began its last look at what another process may write, s; none yet: below 0.
+        asked: seconds that its looks at clocks have taken since then.
         untimed: whether looks at its clock are not the program's, but of torch's own code.
         takes_memory: whether what it makes on a GPU is counted: not while it compiles, which depends on a cache.
         uses_gpu: whether its program has put anything on a GPU: then only that is recorded, else everything is.
@@ -146,6 +147,7 @@ class Host:
         self.sync_debug = 0
         self.untimed = False
         self.looked_at = -1.0
+        self.asked = 0.0
         self.idle_polls = 0
         self.phase = 0
         self.backward_passes = 0

@@ -4,7 +4,8 @@ What steers a program is whole numbers: lengths, places, and the bytes of what w
 no more than it can hold; they stay known whatever their size, through copies to a GPU and back, and collectives. Numbers with
 a point are weights and activations, known on a GPU only where they are small.
 
-An empty tensor is known once all of it has been written with what is known; until then, the parts that have been.
+An empty tensor is known once all of it has been written with what is known; until then, the parts that have been. So are
+parts of one that is not known, of which the host says what they are.
 """
 
 from __future__ import annotations
@@ -109,6 +110,17 @@ def write(storages: StorageTable, outputs: Sequence[torch.Tensor], *, unknown: b
                 stored.missing = without(stored.missing, span)
         if not stored.missing if stored.missing is not None else not _left(tensors):
             stored.stand_in = stored.missing = None
+
+
+def know(storages: StorageTable, tensor: torch.Tensor, values: torch.Tensor) -> None:
+    """A tensor has these values, of its shape: the host knows what a GPU has computed beside others that are not known."""
+    stored = storages.note(tensor)
+    if not is_unknown(stored, tensor):
+        return
+    if stored.missing is None:
+        stored.missing = ((0, storage_of(tensor).nbytes()),)
+    write(storages, (tensor,))
+    plain_of(tensor).data.copy_(values)
 
 
 def _fill(stored: Stored, tensors: Sequence[torch.Tensor]) -> None:

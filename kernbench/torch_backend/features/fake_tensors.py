@@ -31,7 +31,8 @@ RELIES_ON = (
     Reliance(
         f"{MODULE}.FakeTensor.__new__", "`device` is what C++ receives", parameters=("cls", "elem", "device"),
     ),
-    Reliance(f"{MODULE}.FakeTensor", "these are what Python reads, and what copies call", has=("device", "is_cuda", "copy_")),
+    Reliance(f"{MODULE}.FakeTensor", "these are what Python reads, and what copies call",
+             has=("device", "is_cuda", "is_cpu", "copy_")),
     Reliance("torch.ops.aten._to_copy", "casts are this operation, also those that C++ makes", has=("default",)),
     Reliance(
         f"{MODULE}.FakeTensorMode.__torch_dispatch__", "operations on fake tensors arrive there",
@@ -116,6 +117,7 @@ def install(patches: Patches, module: ModuleType) -> None:
     patches.set(module.FakeTensor, "device", property(device))
     patches.set(module.FakeTensor, "fake_device", property(fake_device, set_device))
     patches.set(module.FakeTensor, "is_cuda", property(lambda fake: fake.device.type == "cuda"))
+    patches.set(module.FakeTensor, "is_cpu", property(lambda fake: fake.device.type == "cpu"))
     patches.set(module.FakeTensor, "__torch_dispatch__", classmethod(dispatch_class))
     patches.set(module._DispatchCacheKey, "__init__", init)
     patches.set(module.FakeTensor, "copy_", copy_)

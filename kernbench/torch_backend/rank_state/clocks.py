@@ -120,6 +120,7 @@ class RankClock:
         looks, last = self._looks.get(me.rank, (0, -1.0))
         looks = looks + 1 if me.clock == last else 0
         me.clock += cost
+        me.asked += cost
         if looks > PATIENCE and _parted:
             me.clock += POLL_STEP
         elif looks > PATIENCE:

@@ -41,8 +41,8 @@ _Socket: Any = socket.socket
 _DONT_WAIT = 1
 """``zmq.DONTWAIT``, of the wire protocol's library."""
 
-_ONLY_CLOCKS = 1e-6
-"""Seconds between two looks in which a rank has done nothing but ask what time it is."""
+_NOTHING = 1e-8
+"""Seconds, without looks at clocks, between two looks at others in which a rank has done nothing."""
 
 _LOOKS = 2
 """Looks in a row that find nothing, after which a rank is taken to wait."""
@@ -145,10 +145,10 @@ def _of_a_rank() -> Simulation | None:
 def _look_later(simulation: Simulation) -> None:
     """Look again when others have done something. That it has looked at a clock since it looked last takes no time."""
     host = simulation.hosts.current()
-    if host.clock - host.looked_at < _ONLY_CLOCKS:
+    if host.clock - host.looked_at - host.asked < _NOTHING:
         host.clock = host.looked_at
     simulation.threads.outside(LOOKED_AT, lambda: None)
-    host.looked_at = host.clock
+    host.looked_at, host.asked = host.clock, 0.0
 
 
 def _looking(
@@ -170,12 +170,12 @@ def _looking(
             came = found(given)
             return given
         finally:
-            looks, clock = in_vain.get(host.rank or 0, (0, host.clock))
-            looks = 0 if came or host.clock > clock else looks + 1
+            looks, worked = in_vain.get(host.rank or 0, (0, host.clock - host.asked))
+            looks = 0 if came or host.clock - host.asked - worked > _NOTHING else looks + 1
             if looks > _LOOKS:
                 looks = 0
                 _look_later(simulation)
-            in_vain[host.rank or 0] = looks, host.clock
+            in_vain[host.rank or 0] = looks, host.clock - host.asked
 
     return method
 

@@ -29,7 +29,7 @@ from kernbench.torch_backend.relies_on import Reliance
 
 _Base: Any = torch._C.TensorBase
 _stock_to, _stock_type, _stock_make_wrapper = _Base.to, _Base.type, _Base._make_wrapper_subclass
-_stock_device, _stock_is_cuda = _Base.device, _Base.is_cuda
+_stock_device, _stock_is_cuda, _stock_is_cpu = _Base.device, _Base.is_cuda, _Base.is_cpu
 _stock_deepcopy: Any = torch.Tensor.__deepcopy__
 _stock_item: Any = torch.Tensor.item
 _stock_repr: Any = torch.Tensor.__repr__
@@ -143,6 +143,11 @@ def device_of(tensor: torch.Tensor) -> torch.device:
 def is_cuda(tensor: torch.Tensor) -> bool:
     """``Tensor.is_cuda``."""
     return _stock_is_cuda.__get__(tensor) or (current_device() is not None and block_of(tensor) is not None)
+
+
+def is_cpu(tensor: torch.Tensor) -> bool:
+    """``Tensor.is_cpu``."""
+    return _stock_is_cpu.__get__(tensor) and (current_device() is None or block_of(tensor) is None)
 
 
 def get_device(tensor: torch.Tensor) -> int:
@@ -310,6 +315,7 @@ _METHODS: dict[str, object] = {
     "cpu": cpu,
     "device": property(device_of),
     "is_cuda": property(is_cuda),
+    "is_cpu": property(is_cpu),
     "get_device": get_device,
     "pin_memory": pin_memory,
     "is_pinned": is_pinned,
@@ -326,8 +332,8 @@ RELIES_ON = (
     Reliance("torch.Tensor", "its methods tell the simulated GPU from the host", has=(*_METHODS, "__torch_function__")),
     Reliance(
         "torch._C.TensorBase", "a method of this class is torch's own also where a subclass has another one",
-        has=("to", "type", "device", "is_cuda", "_make_wrapper_subclass"),
-        holds=lambda base: hasattr(base.device, "__get__") and hasattr(base.is_cuda, "__get__"),
+        has=("to", "type", "device", "is_cuda", "is_cpu", "_make_wrapper_subclass"),
+        holds=lambda base: all(hasattr(each, "__get__") for each in (base.device, base.is_cuda, base.is_cpu)),
     ),
     Reliance(
         "torch.nn.parameter.UninitializedTensorMixin", "parameters of lazy modules are moved by the methods that it lists",

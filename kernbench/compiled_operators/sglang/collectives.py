@@ -1,0 +1,125 @@
+"""SGLang's collectives of its own between the GPUs of a node, whose kernels read and write the memory of their peers.
+
+All-reduces are compiled from CUDA sources while it runs, in one step or two, by writing to peers, by reading from them, or
+through the switch; all-gathers of logits are written through the switch by a Triton kernel. Each is posted as a collective by
+the direct algorithm that its kernel is, and SGLang's Python chooses it, as on hardware. Ranks may be processes, too.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from kernbench.ccl.reduce_op import ReduceOp
+from kernbench.errors import KernbenchError
+from kernbench.simulation.matching.groups import Communicator, Signature
+from kernbench.torch_backend.symmetric_memory.buffers import SymmetricMemory, current
+from kernbench.torch_backend.symmetric_memory.operations import post
+
+Tensor = torch.Tensor
+
+_ALGORITHMS = {
+    "1shot_push": "one_shot_push", "2shot_push": "two_shot_push", "1shot_pull": "one_shot_pull",
+    "2shot_pull": "two_shot_pull",
+}  # fmt: skip
+"""By SGLang's names."""
+
+_IN_SWITCH, _GATHERED_IN_SWITCH = "multimem_allreduce", "nvls_allgather"
+
+
+class _Group:
+    """What stands for a communicator of SGLang's.
+
+    Attributes:
+        rank, world_size: of the caller, and how many there are.
+    """
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
+        self._ranks = tuple(dist.get_process_group_ranks(group))
+
+    def members(self, memory: SymmetricMemory, name: str) -> Communicator:
+        """The communicator of the simulation."""
+        simulation = memory.simulation
+        me = simulation.hosts.current_rank()
+        return simulation.world.communicators.of(me, name, self._ranks, False).peers
+
+
+class _NoHandles:
+    """What stands for SGLang's exchange of handles of captured inputs: a captured call knows its tensors."""
+
+    def destroy(self) -> None:
+        """There are none."""
+
+
+def reduce_in_peers(module: ModuleType) -> None:
+    """``sglang.srt.distributed.device_communicators.custom_all_reduce_v2``."""
+    own: Any = module
+    reducer = getattr(own, "CustomAllReduceV2", None)
+    if reducer is None:
+        return
+    allocate, bytes_of_a_semaphore = (getattr(own, name) for name in ("_allocate_symmetric_memory", "_SEMAPHORE_BYTES"))
+
+    def init_workspace(self: Any) -> None:
+        config, slots = self.config, 2 * self.world_size
+        semaphores = bytes_of_a_semaphore * config.num_pull_blocks if self.pull_enabled else 0
+        nbytes = slots * self.max_push_size + self.max_pull_size + semaphores
+        self._symm_tensor, memory = allocate(nbytes, device=self.device, group=self.group)
+        self.has_multicast = int(memory.multicast_ptr) != 0
+        self._push_counter = torch.zeros(config.num_push_blocks, dtype=torch.int32, device=self.device)
+        if not self.has_multicast or not self.pull_enabled:
+            self.config = config._replace(num_mc_blocks=None)
+        self.obj = _Group(self.group)
+
+    def reduce(
+        comm: _Group, input: Tensor, algo: Any, *, graph_params: Any = None, use_multicast: bool = False
+    ) -> Tensor:
+        return _reduced(comm, input, algo.algo_name, use_multicast)
+
+    def register(self: Any) -> None:
+        self._graph_inputs.clear()
+
+    for name, method in (("_init_workspace", init_workspace), ("_register_graph_inputs", register)):
+        setattr(reducer, name, method)
+    own.custom_all_reduce, own.IPCManager = reduce, _NoHandles
+    own.get_all_reduce_module = lambda dtype, world_size: SimpleNamespace(
+        all_reduce=lambda comm, input, name, row, multicast: _reduced(comm, input, name, multicast)
+    )
+
+
+def gather_in_switch(module: ModuleType) -> None:
+    """``sglang.srt.distributed.device_communicators.triton_symm_mem_ag``."""
+    own: Any = module
+    if not callable(getattr(own, "all_gather_inner", None)):
+        return
+
+    def all_gather(
+        state: Any, hidden_states: Tensor, tp_hidden_dim: int, skip_entry_sync: bool = False, safe: bool = True
+    ) -> Tensor:
+        out = state.comm_buff[: len(hidden_states), :tp_hidden_dim]
+        signature = Signature(
+            "all_gather", tuple(hidden_states.shape), hidden_states.dtype, None, None, _GATHERED_IN_SWITCH
+        )
+        _post(_Group(state.group), "gathered logits", signature, [hidden_states], list(out.chunk(state.world_size, 1)))
+        return out.clone() if safe else out
+
+    own.all_gather_inner = all_gather
+
+
+def _reduced(peers: _Group, inp: Tensor, name: str, multicast: bool) -> Tensor:
+    """The sum of every member's ``inp``."""
+    out = torch.empty_like(inp)
+    algorithm = _IN_SWITCH if multicast else _ALGORITHMS[name]
+    signature = Signature("all_reduce", tuple(inp.shape), inp.dtype, ReduceOp.SUM.value, None, algorithm)
+    _post(peers, "custom all-reduce", signature, [inp], [out])
+    return out
+
+
+def _post(peers: _Group, name: str, signature: Signature, inputs: list[Tensor], outputs: list[Tensor]) -> None:
+    memory = current()
+    if memory is None:
+        raise KernbenchError("SGLang's collectives between GPUs are for ranks: there is no simulated GPU here")
+    post(memory.simulation, peers.members(memory, name), signature, inputs, outputs)

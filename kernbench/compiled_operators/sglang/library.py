@@ -1,0 +1,196 @@
+"""The operators of ``sglang-kernel``, which is imported as ``sgl_kernel``, by the schemas in its libraries.
+
+Those without values have shapes, for runs without data, and are counted by their bytes.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from kernbench.compiled_operators.layers import gated, rms_normed, rotated
+from kernbench.compiled_operators.moved import moving, taken_from
+from kernbench.compiled_operators.operators import Operators
+from kernbench.compiled_operators.paged_attention import flash_attention_3
+from kernbench.cost.by_values import CallOperands
+from kernbench.cost.work import StatedWork
+
+Tensor = torch.Tensor
+
+common, flash_mla, spatial = (Operators("sgl_kernel") for _ in range(3))
+flash = flash_attention_3("sgl_kernel", sinks="sinks")
+
+# -- norms ----------------------------------------------------------------------------------------------------------------
+
+
+@common.value
+def rmsnorm(output: Tensor, input: Tensor, weight: Tensor, eps: float) -> None:
+    """``input`` over the root of the mean of its squares, times ``weight``."""
+    output.copy_(rms_normed(input, weight, eps))
+
+
+@common.value
+def fused_add_rmsnorm(input: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
+    """``residual`` becomes the sum of both, ``input`` the norm of the sum before it is rounded."""
+    added(input, residual, weight, eps)
+
+
+@common.value
+def gemma_rmsnorm(output: Tensor, input: Tensor, weight: Tensor, eps: float) -> None:
+    """The same, times ``weight + 1``."""
+    output.copy_(rms_normed(input, weight, eps, 1.0))
+
+
+@common.value
+def gemma_fused_add_rmsnorm(input: Tensor, residual: Tensor, weight: Tensor, eps: float) -> None:
+    """The same, times ``weight + 1``."""
+    added(input, residual, weight, eps, 1.0)
+
+
+def added(input: Tensor, residual: Tensor, weight: Tensor, eps: float, plus: float = 0.0) -> None:
+    """``residual`` becomes the sum of both, ``input`` its norm."""
+    total = input.float() + residual.float()
+    residual.copy_(total)
+    input.copy_(rms_normed(total, weight, eps, plus))
+
+
+for _name in ("rmsnorm", "gemma_rmsnorm"):
+    common.cost(_name)(moving("output", "input", "weight"))
+for _name in ("fused_add_rmsnorm", "gemma_fused_add_rmsnorm"):
+    common.cost(_name)(moving("input", "input", "residual", "residual", "weight"))
+
+# -- activations, rotary embedding ----------------------------------------------------------------------------------------
+
+
+@common.value
+def silu_and_mul(out: Tensor, input: Tensor) -> None:
+    """The first half through SiLU, times the second."""
+    out.copy_(gated("silu", input))
+
+
+@common.value
+def gelu_and_mul(out: Tensor, input: Tensor) -> None:
+    """The first half through GELU, times the second."""
+    out.copy_(gated("gelu", input))
+
+
+@common.value
+def gelu_tanh_and_mul(out: Tensor, input: Tensor) -> None:
+    """The first half through GELU by tanh, times the second."""
+    out.copy_(gated("gelu_tanh", input))
+
+
+for _name in ("silu_and_mul", "gelu_and_mul", "gelu_tanh_and_mul"):
+    common.cost(_name)(moving("out", "input"))
+
+
+@common.value
+def rotary_embedding(
+    positions: Tensor, query: Tensor, key: Tensor | None, head_size: int, cos_sin_cache: Tensor, is_neox: bool
+) -> None:
+    """``cos_sin_cache``: ``[positions, width]``, cosines in its first half; the first ``width`` elements of each head are
+    turned."""
+    cos, sin = cos_sin_cache[positions.flatten().long()].float()[:, None].chunk(2, -1)
+    width = 2 * cos.shape[-1]
+    for given in (query, key):
+        if given is not None:
+            heads = given.reshape(positions.numel(), -1, head_size).clone()
+            heads[..., :width] = rotated(heads[..., :width], cos, sin, halves=is_neox).to(heads.dtype)
+            given.copy_(heads.view(given.shape))
+
+
+@common.cost("rotary_embedding")
+def cost_of_rotation(operands: CallOperands) -> StatedWork:
+    """Queries and keys are read and written, and a row of the table is read for each position."""
+    positions, query, key = operands["positions"], operands["query"], operands["key"]
+    turned = query.nbytes + (0 if key is None else key.nbytes)
+    return StatedWork(2 * turned + positions.nbytes + taken_from(operands["cos_sin_cache"], positions))
+
+
+# -- experts --------------------------------------------------------------------------------------------------------------
+
+
+@common.value
+def topk_softmax(
+    topk_weights: Tensor, topk_indices: Tensor, gating_output: Tensor, renormalize: bool, moe_softcapping: float,
+    correction_bias: Tensor | None,
+) -> None:  # fmt: skip
+    """The shares of the experts that a token prefers, ``[tokens, k]``, and which these are; the bias counts for the choice."""
+    scores = gating_output.float()
+    if moe_softcapping:
+        scores = moe_softcapping * torch.tanh(scores / moe_softcapping)
+    if correction_bias is not None:
+        scores = scores + correction_bias
+    _choose(topk_weights, topk_indices, scores.softmax(-1), None, renormalize)
+
+
+@common.value
+def topk_sigmoid(
+    topk_weights: Tensor, topk_indices: Tensor, gating_output: Tensor, renormalize: bool, correction_bias: Tensor | None
+) -> None:
+    """The same of experts that are scored each for itself."""
+    _choose(topk_weights, topk_indices, gating_output.float().sigmoid(), correction_bias, renormalize)
+
+
+def _choose(weights: Tensor, indices: Tensor, shares: Tensor, bias: Tensor | None, renormalize: bool) -> None:
+    """Of equal ones the first come first."""
+    judged = shares if bias is None else shares + bias.float()
+    chosen = judged.sort(stable=True, dim=-1, descending=True).indices[:, : weights.shape[1]]
+    found = shares.gather(-1, chosen)
+    weights.copy_(found / found.sum(-1, keepdim=True) if renormalize else found)
+    indices.copy_(chosen)
+
+
+for _name in ("topk_softmax", "topk_sigmoid"):
+    common.cost(_name)(moving("topk_weights", "topk_indices", "gating_output"))
+
+
+@common.value
+def moe_sum(input: Tensor, output: Tensor) -> None:
+    """``[tokens, k, width]`` to ``[tokens, width]``."""
+    output.copy_(input.float().sum(1))
+
+
+common.cost("moe_sum")(moving("input", "output"))
+
+# -- probabilities of tokens ----------------------------------------------------------------------------------------------
+
+
+@common.value
+def top_k_renorm_probs(probs: Tensor, renorm_probs: Tensor, maybe_top_k_arr: Tensor | None, top_k_val: int) -> None:
+    """Of each row the largest ones, and those that equal the least of these, over their sum; zeros for others."""
+    counts = torch.full((len(probs),), top_k_val) if maybe_top_k_arr is None else maybe_top_k_arr.long()
+    ordered = probs.sort(-1, descending=True).values
+    least = ordered.gather(-1, (counts.clamp(1, probs.shape[-1]) - 1)[:, None])
+    _keep(probs, renorm_probs, probs >= least)
+
+
+@common.value
+def top_p_renorm_probs(probs: Tensor, renorm_probs: Tensor, maybe_top_p_arr: Tensor | None, top_p_val: float) -> None:
+    """Of each row the fewest of the largest ones whose sum is at least that, over their sum; zeros for others."""
+    share = torch.full((len(probs),), top_p_val) if maybe_top_p_arr is None else maybe_top_p_arr
+    ordered = probs.sort(-1, descending=True).values
+    before = ordered.cumsum(-1) - ordered
+    counts = (before < share[:, None]).sum(-1, keepdim=True).clamp(min=1)
+    _keep(probs, renorm_probs, probs >= ordered.gather(-1, counts - 1))
+
+
+def _keep(probs: Tensor, into: Tensor, kept: Tensor) -> None:
+    left = torch.where(kept, probs, 0)
+    into.copy_(left / left.sum(-1, keepdim=True))
+
+
+for _name in ("top_k_renorm_probs", "top_p_renorm_probs"):
+    common.cost(_name)(moving("probs", "probs", "renorm_probs"))
+
+# -- what is the same tensor ----------------------------------------------------------------------------------------------
+
+
+@common.value
+def weak_ref_tensor(tensor: Tensor) -> Tensor:
+    """The same tensor."""
+    return tensor
+
+
+@common.cost("weak_ref_tensor")
+def _of_weak_ref(operands: CallOperands) -> float:
+    return 0.0
