@@ -85,7 +85,15 @@ def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         mine.transfer(stored_in(result), mine.memory_at(target), tensor, waits=not goes_on)
         if mine.host.order is not None:
             sent(mine, stored_in(tensor), stored_in(result), goes_on=goes_on)
+    _send_back(result, device_of(tensor))
     return result
+
+
+def _send_back(moved: torch.Tensor, origin: torch.device) -> None:
+    """The gradient of a tensor that was moved goes to where it came from: C++, to which both are on the host, leaves it."""
+    node = moved.grad_fn
+    if node is not None:
+        node.register_hook(lambda given, _: tuple(None if each is None else to(each, origin) for each in given))
 
 
 def _where_it_is(tensor: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -111,9 +119,7 @@ def _to_peer(
     finally:
         mine.host.unrecorded = inside
     mine.peer_copy(stored_in(moved), block.memory, mine.memory_at(target))
-    if moved.requires_grad and not moved.is_leaf:
-        origin = device_of(tensor)
-        moved.register_hook(lambda gradient: to(gradient, origin))
+    _send_back(moved, device_of(tensor))
     return moved
 
 

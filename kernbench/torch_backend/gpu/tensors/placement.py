@@ -38,6 +38,9 @@ RELIES_ON = (
              holds=_keeps_attributes),
     Reliance("torch._C.TensorBase.numpy", "it shares the memory, whatever class of Python the tensor has",
              holds=lambda numpy: numpy(made := torch.zeros(1)).ctypes.data == made.data_ptr()),
+    Reliance("torch._C._functorch", "what a transform has wrapped has no storage of its own", has=(
+        "is_functorch_wrapped_tensor", "get_unwrapped",
+    )),
     Reliance(
         "torch.distributed.tensor.DTensor.__tensor_flatten__", "it names the attributes of a wrapper that are tensors",
         parameters=("self",),
@@ -46,6 +49,7 @@ RELIES_ON = (
 
 
 _untyped_storage: Any = torch._C.TensorBase.untyped_storage
+_functorch: Any = torch._C._functorch
 
 
 def _storage(tensor: torch.Tensor) -> Any:
@@ -101,10 +105,11 @@ def wrapped_by(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def components_of(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """The indices and values that a sparse tensor of C++ consists of; none for others."""
+    """The indices and values that a sparse tensor of C++ consists of, or what a transform of :mod:`torch.func` has wrapped;
+    none for others."""
     names = _COMPONENTS.get(tensor.layout, ())
     if not names:
-        return []
+        return [_functorch.get_unwrapped(tensor)] if _functorch.is_functorch_wrapped_tensor(tensor) else []
     with plain_torch():
         return [getattr(torch._C.TensorBase, name)(tensor) for name in names]
 
