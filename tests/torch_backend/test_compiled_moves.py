@@ -34,11 +34,17 @@ MOVES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", pytest.param("inductor", marks=pytest.mark.long)])
-def test_a_move_goes_where_it_goes_in_eager(backend: str) -> None:
+@pytest.mark.parametrize("drives", [0, 1])
+def test_a_move_goes_where_it_goes_in_eager(backend: str, drives: int) -> None:
     wrong: list[Any] = []
 
     def worker(rank: int) -> None:
+        if rank != drives:
+            return
+        torch.cuda.set_device(rank)
         for name, move in MOVES.items():
+            if name == "cuda(0)" and drives and backend != "eager":
+                continue  # `FunctionalTensor.cuda` takes 0 for no number, on hardware too
             for given in (torch.ones(4), torch.ones(4, device="cuda")):
                 torch._dynamo.reset()
                 with torch.compiler.config.patch(force_disable_caches=True):
@@ -48,8 +54,21 @@ def test_a_move_goes_where_it_goes_in_eager(backend: str) -> None:
                     wrong.append((name, given.device, found, expected))
 
     with kernbench.simulate("dgx_h100") as ctx:
-        ctx.multiprocessing.spawn(worker, nprocs=1)
+        ctx.multiprocessing.spawn(worker, nprocs=drives + 1)
     assert not wrong
+
+
+def test_a_graph_of_another_gpu_than_the_first_puts_things_on_that_one() -> None:
+    def worker(rank: int) -> None:
+        torch.cuda.set_device(rank)
+        with torch.compiler.config.patch(force_disable_caches=True):
+            found.append(torch.compile(lambda x: torch.ones(4).cuda() + x)(torch.ones(4, device="cuda")).device.index)
+
+    found: list[Any] = []
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=2)
+        assert not [each for each in ctx.simulation.op_costs.unmodelled.sentences if "as it is written" in each]
+    assert found == [0, 1]
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", pytest.param("inductor", marks=pytest.mark.long)])

@@ -227,9 +227,23 @@ def _count_from(main: int, graph: Any) -> None:
 
     for part in _graphs_in(graph):
         for node in part.graph.nodes:
-            node.args = torch.fx.node.map_aggregate(node.args, counted)
-            node.kwargs = torch.fx.node.map_aggregate(node.kwargs, counted)
+            args, kwargs = _with_devices(node)
+            node.args = torch.fx.node.map_aggregate(args, counted)
+            node.kwargs = torch.fx.node.map_aggregate(kwargs, counted)
         part.recompile()
+
+
+def _with_devices(node: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """The arguments of a node of a graph, with devices for numbers that stand for these."""
+
+    def named(value: Any) -> Any:
+        return torch.device("cuda", value) if type(value) is int else value
+
+    args, kwargs = node.args, node.kwargs
+    if node.op == "call_method" and (node.target == "to" or (node.target == "cuda" and args[1:2] != (0,))):
+        # `FunctionalTensor.cuda` takes 0 for no number: the current GPU, which it stays
+        args = (*args[:1], *map(named, args[1:2]), *args[2:])
+    return args, {**kwargs, "device": named(kwargs["device"])} if "device" in kwargs else kwargs
 
 
 def _recounted(value: Any, main: int) -> Any:

@@ -57,7 +57,7 @@ def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     if kind not in ("cuda", "cpu") or mine is None:
         return _stock_to(tensor, *args, **kwargs)
     if is_described(type(tensor)):  # to C++ it may be elsewhere, and it would ask a CUDA runtime for an index
-        there = torch.device("cuda", bound_devices().number(target)) if kind == "cuda" else torch.device("cpu")
+        there = _gpu(target) if kind == "cuda" else torch.device("cpu")
         if tensor.device == there:
             return _stock_to(tensor, *_with_dtype(tensor, args, kwargs), **kwargs)
         args, kwargs = _with_device(there, args, kwargs)
@@ -127,7 +127,13 @@ def cuda(
     tensor: torch.Tensor, device: Device = None, non_blocking: bool = False, memory_format: Any = None
 ) -> torch.Tensor:
     """``Tensor.cuda``."""
-    return to(tensor, torch.device("cuda", bound_devices().number(device)), non_blocking=non_blocking)
+    return to(tensor, _gpu(device), non_blocking=non_blocking)
+
+
+def _gpu(device: Device) -> torch.device:
+    """A GPU by its number as torch counts them just now (:meth:`.RankDevice.counted_from`); None: the current one."""
+    devices = bound_devices()
+    return torch.device("cuda", devices.told(devices.number(device)))
 
 
 def cpu(tensor: torch.Tensor, memory_format: Any = None) -> torch.Tensor:
