@@ -422,6 +422,7 @@ def test_an_engine_whose_scheduler_is_no_rank_tells_of_its_requests(tmp_path: Pa
     assert 0.02 < found.tpot.mean < 0.04
 
 
+@pytest.mark.long
 def test_loops_that_look_at_shared_memory(tmp_path: Path) -> None:
     took = _run(tmp_path, SHARED_MEMORY)
     assert max(took) - min(took) < 1e-4

@@ -590,6 +590,7 @@ if rank == 0:
 """
 
 
+@pytest.mark.long
 def test_a_thread_that_is_older_than_its_rank_goes_by_the_machines_clock(tmp_path):
     """As a launcher's does that looks after the processes it has started, and is rank 0 itself."""
     script = tmp_path / "observed.py"

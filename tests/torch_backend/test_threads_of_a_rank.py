@@ -551,6 +551,7 @@ class _Rows(Dataset[Any]):
         return torch.arange(257) + number, torch.arange(257)
 
 
+@pytest.mark.long
 def test_the_workers_of_a_loader_end_with_their_rank_and_say_nothing(capfd: pytest.CaptureFixture[str]) -> None:
     """Also while they send batches to a thread that pins them, and also if the rank fails."""
 

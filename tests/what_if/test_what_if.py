@@ -289,6 +289,7 @@ def test_by_how_much_memory_does_not_suffice(result: RunResult, expected: tuple[
     assert (figures["fits"], figures["over_bytes"], figures["at_least"]) == expected
 
 
+@pytest.mark.long
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     common = ["what-if", str(PROGRAM), "--set", "width=32,64", "--gpus", "2"]
