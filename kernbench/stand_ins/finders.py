@@ -123,7 +123,7 @@ class AutomaticFinder(DistributionFinder):
         package = fullname.partition(".")[0]
         if fullname == package and package not in self._found and package in names():
             stand_in = find(package)
-            if stand_in is not None and stand_in.folder is not None:
+            if stand_in is not None and stand_in.folder is not None and not stand_in.only_by_name:
                 self._found[package] = PackageFinder(stand_in)
                 tell(stand_in)
         finder = self._found.get(package)

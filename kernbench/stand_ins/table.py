@@ -47,6 +47,8 @@ class StandIn:
             parts: it keeps in globals what belongs to a process.
         instead: whether ``folder`` is imported also where the package is installed: its Python compiles for CUDA when it is
             called.
+        only_by_name: whether ``--stand-in auto`` does not bring ``folder``: engines look whether the package is there, and take another
+            way where it is not.
         distribution: the name of its release, where that is not the one that is imported.
         together: names of the stand-ins for what is installed with the package, and is found with it.
     """
@@ -66,6 +68,7 @@ class StandIn:
     per_rank: bool = False
     together: tuple[str, ...] = ()
     instead: bool = False
+    only_by_name: bool = False
     distribution: str = ""
 
     @property
@@ -120,7 +123,7 @@ SHIPPED = {
         StandIn("flash_attn_interface", "3.0.0", folder=_FLASH_3 / "flash_attn_interface", together=("flash_attn_3",)),
         StandIn("flashinfer", "0.7.2.post1", folder=Path(__file__).with_name("flashinfer"), bound={
             "flashinfer._kernels": "kernbench.compiled_operators.flashinfer",
-        }, instead=True, distribution="flashinfer_python"),
+        }, instead=True, only_by_name=True, distribution="flashinfer_python"),
         StandIn(
             "mamba_ssm", "2.3.2.post1", bound={"selective_scan_cuda": "kernbench.compiled_operators.selective_scan"},
             install=f"MAMBA_FORCE_BUILD=TRUE MAMBA{_SOURCE} mamba_ssm", needs=("einops",),

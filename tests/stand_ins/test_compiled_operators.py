@@ -150,6 +150,14 @@ def test_a_function_that_does_not_fit_the_schema() -> None:
         operators.define("acme 2")
 
 
+def test_what_engines_do_without_is_brought_by_its_name_alone() -> None:
+    with standing_in(["auto"]):
+        assert importlib.util.find_spec("flash_attn") is not None
+        assert importlib.util.find_spec("flashinfer") is None
+    with standing_in(["auto", "flashinfer"]):
+        assert importlib.util.find_spec("flashinfer.decode") is not None
+
+
 def test_auto_takes_what_cannot_be_imported_and_says_so_once(
     package: str, reference: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
