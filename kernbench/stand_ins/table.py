@@ -47,7 +47,7 @@ class StandIn:
             parts: it keeps in globals what belongs to a process.
         instead: whether ``folder`` is imported also where the package is installed: its Python compiles for CUDA when it is
             called.
-        only_by_name: whether ``--stand-in auto`` does not bring ``folder``: engines look whether the package is there, and take another
+        only_by_name: whether ``--stand-in auto`` does not bring ``folder``: engines look for the package, and take another
             way where it is not.
         distribution: the name of its release, where that is not the one that is imported.
         together: names of the stand-ins for what is installed with the package, and is found with it.
