@@ -10,6 +10,7 @@ import bisect
 import gc
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Protocol
 
 import numpy as np
@@ -252,8 +253,9 @@ def _find_in_generation(address: int, generation: int) -> HostAllocation | None:
     for obj in [o for o in gc.get_objects(generation) if type(o) in kinds]:
         if obj.layout is not torch.strided or obj.is_meta:
             continue  # it has no memory
-        if not registry.knows(obj):
-            registry.register(obj)
+        with suppress(NotImplementedError):  # nor has what a transform of torch.func has wrapped
+            if not registry.knows(obj):
+                registry.register(obj)
     return registry.find(address)
 
 

@@ -34,3 +34,19 @@ def test_a_frozen_tensor_is_found_and_stays_frozen() -> None:
 
     with kernbench.simulate("dgx_h100") as ctx:
         ctx.multiprocessing.spawn(worker, nprocs=1)
+
+
+def test_what_a_transform_shows_of_a_tensor_is_no_memory() -> None:
+    def worker(rank: int) -> None:
+        source, out = (
+            torch.arange(64, dtype=torch.int32, device="cuda"),
+            torch.empty(64, dtype=torch.int32, device="cuda"),
+        )
+        table = torch.tensor([source.data_ptr()], dtype=torch.uint64, device="cuda")
+        shown = []
+        torch.func.grad(lambda given: (shown.append(given), given.sum())[1])(torch.ones(3))
+        copied[(1,)](table, out, BLOCK=64)
+        assert out.tolist() == list(range(64))
+
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=1)

@@ -25,6 +25,7 @@ from kernbench.torch_backend.gpu.device.software_versions import CUDNN, architec
 from kernbench.torch_backend.gpu.device.visible_devices import uuid_of
 from kernbench.torch_backend.gpu.memory import memory_pools
 from kernbench.torch_backend.gpu.names import cuda_comm, cuda_graphs, cuda_runtime
+from kernbench.torch_backend.gpu.tensors.placement import is_wrapped_by_transform
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance, fit
 
@@ -68,9 +69,11 @@ def current_accelerator(check_available: bool = False) -> torch.device | None:
 
 
 def is_acceptable(tensor: torch.Tensor) -> bool:
-    """``torch.backends.cudnn.is_acceptable``, of a torch with cuDNN: one without warns of every recurrent layer."""
+    """``torch.backends.cudnn.is_acceptable``, of a torch with cuDNN: one without warns of recurrent layers. It cannot lay out
+    what has no memory."""
     cudnn = torch.backends.cudnn
-    return bool(cudnn.enabled and tensor.device.type == "cuda" and tensor.dtype in cudnn.CUDNN_TENSOR_DTYPES)
+    on_gpu = tensor.device.type == "cuda" and not is_wrapped_by_transform(tensor)
+    return bool(cudnn.enabled and on_gpu and tensor.dtype in cudnn.CUDNN_TENSOR_DTYPES)
 
 
 # -- which GPU, and what it is -----------------------------------------------------------------------------------------

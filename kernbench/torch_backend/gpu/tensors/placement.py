@@ -109,9 +109,14 @@ def components_of(tensor: torch.Tensor) -> list[torch.Tensor]:
     none for others."""
     names = _COMPONENTS.get(tensor.layout, ())
     if not names:
-        return [_functorch.get_unwrapped(tensor)] if _functorch.is_functorch_wrapped_tensor(tensor) else []
+        return [_functorch.get_unwrapped(tensor)] if is_wrapped_by_transform(tensor) else []
     with plain_torch():
         return [getattr(torch._C.TensorBase, name)(tensor) for name in names]
+
+
+def is_wrapped_by_transform(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is what a transform of :mod:`torch.func` shows of one, and has no memory of its own."""
+    return bool(_functorch.is_functorch_wrapped_tensor(tensor))
 
 
 def is_sparse(tensor: torch.Tensor) -> bool:
