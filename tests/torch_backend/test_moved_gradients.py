@@ -81,3 +81,19 @@ def test_moves_within_transforms() -> None:
         rows = torch.func.vmap(torch.func.grad(twice))(torch.ones(2, 3, device=GPU))
         assert (rows.device, rows.tolist()) == (GPU, [[2.0] * 3] * 2)
         assert seen == [(HOST, False, GPU), (HOST, True, GPU), (GPU, False, GPU)]
+
+
+def test_what_a_transform_shows_says_where_it_is_and_can_be_printed() -> None:
+    with kernbench.simulated_gpu("dgx_h100"):
+        seen: list[str] = []
+
+        def look(value: Tensor) -> Tensor:
+            assert (value.device, value.is_cuda, value.get_device()) == (GPU, True, 0)
+            value.record_stream(torch.cuda.current_stream())
+            seen.append(repr(value))
+            return (value + torch.arange(3, device=value.device)).sum()
+
+        torch.func.grad(look)(torch.ones(3, device=GPU))
+        torch.func.vmap(look)(torch.ones(2, 3, device=GPU))
+        assert ["GradTrackingTensor" in seen[0], "BatchedTensor" in seen[1]] == [True, True]
+        assert all("device='cuda:0'" in each for each in seen)

@@ -20,7 +20,16 @@ from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.gpu.names.asked_classes import AskingMethod, answers_itself
 from kernbench.torch_backend.gpu.names.torch_classes import TENSOR_TYPES
 from kernbench.torch_backend.gpu.tensors.pinning import is_pinned, pin_memory
-from kernbench.torch_backend.gpu.tensors.placement import PLAIN, block_of, is_described, place, place_wrapper, stored_in
+from kernbench.torch_backend.gpu.tensors.placement import (
+    PLAIN,
+    block_of,
+    components_of,
+    is_described,
+    is_wrapped_by_transform,
+    place,
+    place_wrapper,
+    stored_in,
+)
 from kernbench.torch_backend.hollow.assumed_numbers import marked
 from kernbench.torch_backend.hollow.host_looks import NUMBERS, is_assumed, text, visible
 from kernbench.torch_backend.operations.ordering import looking, looks, sent
@@ -172,6 +181,8 @@ def record_stream(tensor: torch.Tensor, stream: Any) -> None:
     """``Tensor.record_stream``: its memory is not given to others before what is on ``stream`` then has ended."""
     block = block_of(tensor)
     if block is not None:
+        while is_wrapped_by_transform(tensor):
+            (tensor,) = components_of(tensor)
         block.record_stream(stream.name)
         shadow_memory.record_stream(storage_of(tensor), stream.name)
 
@@ -304,8 +315,8 @@ def item(tensor: torch.Tensor) -> Any:
 def as_text(tensor: torch.Tensor, *args: object, **kwargs: object) -> str:
     """``Tensor.__repr__``: one look, whatever torch computes to find out how to write the numbers."""
     mine = current_device()
-    if mine is None or mine.host.unrecorded or tells_of_looks(tensor):
-        return str(_stock_repr(tensor, *args, **kwargs))
+    if mine is None or mine.host.unrecorded or tells_of_looks(tensor) or is_wrapped_by_transform(tensor):
+        return str(_stock_repr(tensor, *args, **kwargs))  # of what is wrapped it asks in its turn
     assumed = is_assumed(mine.simulation, tensor)
     if block_of(tensor) is not None and type(tensor) in PLAIN:
         mine.simulation.host_reads.before((tensor,), "__repr__")
