@@ -58,6 +58,7 @@ def test_every_step_succeeds_in_a_checkout(checkout: Path) -> None:
     assert "16777216.0" in printed["Run the program itself, and look for races"]  # 8192 halves, in 4 x 1024 places
 
 
+@pytest.mark.long
 def test_a_fault_of_the_package_stops_it(checkout: Path) -> None:
     """The layer forgets to reduce: the step of the tests fails with the line, and so would the job."""
     module = checkout / "split_linear.py"

@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("started_warm")
 ROOT = Path(__file__).parents[2]
 """Where what the programs share with other tests is imported from."""
 WORLD = 4
-SLOW = ("compiled", "checkpoint", "data_loader", "pipeline", "sharded")
+SLOW = ("compiled", "checkpoint", "data_loader", "graph", "pipeline", "sharded", "symmetric_memory", "triton_kernel")
 """Programs that take many seconds a run: all of their rows are for `make test-long`, as those of the others, but for
 the one with the most switches of each."""
 

@@ -452,6 +452,7 @@ def test_what_comes_is_for_one_of_several_threads(tmp_path: Path) -> None:
     assert _run(tmp_path, SEVERAL) == [[1, 3], [1, 1]]
 
 
+@pytest.mark.long
 def test_a_rank_that_waits_handles_a_signal(tmp_path: Path) -> None:
     assert ast.literal_eval(_ran(tmp_path, ENDED).stdout) == [0.0, 3]
 

@@ -62,6 +62,7 @@ def test_merge_keys_are_as_yaml_has_them(tmp_path: Path) -> None:
     assert read_document(path).get(("c",)) == {"y": 2, "z": 5, "x": 1}
 
 
+@pytest.mark.long
 def test_aliases_of_aliases_end(tmp_path: Path) -> None:
     lines = ["a0: &a0 [x, x, x, x, x, x, x, x, x, x]"]
     lines += [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 20)]

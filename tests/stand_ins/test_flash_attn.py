@@ -251,6 +251,7 @@ def test_processes_of_a_command_find_it():
     assert TOLD not in os.environ
 
 
+@pytest.mark.long
 def test_a_program_is_told_of_it_and_runs_with_it(tmp_path):
     script = tmp_path / "attends.py"
     script.write_text(

@@ -172,6 +172,7 @@ def test_a_block_as_of_a_gpt_under_autocast(run: Run, notes: list[str]) -> None:
     assert notes == []
 
 
+@pytest.mark.long
 def test_compiled_blocks_under_fsdp2(run: Run, notes: list[str]) -> None:
     def body() -> Any:
         from torch.distributed.fsdp import fully_shard
