@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 
 from kernbench.compiled_operators.flashinfer.kernels import TABLE
+from kernbench.compiled_operators.layers import gated, rms_normed, rotated
 
 Tensor = torch.Tensor
-
-
-def _normed(x: Tensor, weight: Tensor, eps: float, more: float) -> Tensor:
-    return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * (weight.float() + more)
 
 
 @TABLE.kernel("norm(Tensor x, Tensor weight, float eps, float more, Tensor(a!) out)", "x", "weight", "out")
 def _norm(x: Tensor, weight: Tensor, eps: float, more: float, out: Tensor) -> None:
     """``more``: is added to the weights (Gemma's are stored less one)."""
-    out.copy_(_normed(x.float(), weight, eps, more))
+    out.copy_(rms_normed(x, weight, eps, more))
 
 
 @TABLE.kernel(
@@ -31,7 +27,7 @@ def _add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float, more: flo
     """The sum is the new residual, and its norm the new ``x``."""
     total = x.float() + residual.float()
     residual.copy_(total)
-    x.copy_(_normed(total, weight, eps, more))
+    x.copy_(rms_normed(total, weight, eps, more))
 
 
 @TABLE.kernel(
@@ -41,28 +37,16 @@ def _layer_norm(x: Tensor, weight: Tensor, bias: Tensor, eps: float, out: Tensor
     out.copy_(F.layer_norm(x.float(), x.shape[-1:], weight.float(), bias.float(), eps))
 
 
-_GATES: dict[str, Callable[[Tensor], Tensor]] = {
-    "silu": F.silu,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-}
-
-
 @TABLE.kernel("gated(Tensor x, str gate, Tensor(a!) out)", "x", "out")
 def _gated(x: Tensor, gate: str, out: Tensor) -> None:
-    """The first half through a function, times the second."""
-    first, second = x.float().chunk(2, -1)
-    out.copy_(_GATES[gate](first) * second)
+    out.copy_(gated(gate, x))
 
 
 def turned(x: Tensor, cos: Tensor, sin: Tensor, interleave: bool) -> Tensor:
     """``x [tokens, heads, size]`` turned by angles ``[tokens, pairs]``: of neighbours, or of both halves of what is turned."""
-    wide, pairs = x.float(), cos.shape[-1]
-    part, rest = wide[..., : 2 * pairs], wide[..., 2 * pairs :]
-    first, second = part.unflatten(-1, (pairs, 2) if interleave else (2, pairs)).unbind(-1 if interleave else -2)
-    cos, sin = cos[:, None], sin[:, None]
-    both = torch.stack((first * cos - second * sin, second * cos + first * sin), -1 if interleave else -2)
-    return torch.cat((both.flatten(-2), rest), -1)
+    wide, width = x.float(), 2 * cos.shape[-1]
+    part = rotated(wide[..., :width], cos[:, None], sin[:, None], halves=not interleave)
+    return torch.cat((part, wide[..., width:]), -1)
 
 
 def frequencies(width: int, scale: float, theta: float, bounds: list[float]) -> Tensor:
