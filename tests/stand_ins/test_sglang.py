@@ -23,6 +23,7 @@ from kernbench.compiled_operators.sglang.lengths import tell_lengths
 from kernbench.compiled_operators.sglang.prefixes import prefer_python
 from kernbench.compiled_operators.sglang.requests import carry_times, observe
 from kernbench.trace.serving_figures import serving_result
+from tests.stand_ins.arrays import DTYPES, close, drawn, numbers
 from tests.stand_ins.test_vllm import LENGTHS, PAGE, QUERIES, _gelu, _gelu_tanh, _paged, _silu, attended
 
 # as sglang-kernel 0.4.10's wheel has them in its libraries
@@ -75,22 +76,6 @@ def op(name: str) -> Any:
 def compiled(cpp: str) -> Any:
     """The function that a program has of a kernel, by its name in C++ with template arguments."""
     return loaded(kernels.COMPILED, ["a.cuh"], [("run", cpp)]).run
-
-
-def drawn(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def numbers(x: torch.Tensor) -> Any:
-    return x.detach().double().numpy()
-
-
-def close(found: torch.Tensor, wanted: Any) -> None:
-    tolerance = 1e-5 if found.dtype is torch.float32 else 2e-2
-    np.testing.assert_allclose(numbers(found), wanted, rtol=tolerance, atol=tolerance)
-
-
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
 
 def _normed(rows: Any, weight: Any, plus: float = 0.0) -> Any:

@@ -27,6 +27,7 @@ from kernbench.cost.ragged_attention import RaggedAttention
 from kernbench.errors import ConfigError
 from kernbench.topology import resolve_topology
 from kernbench.trace.serving_figures import serving_result
+from tests.stand_ins.arrays import DTYPES, close, drawn, numbers
 
 # as vLLM 0.33.0's wheel has them in its libraries
 SCHEMAS = {
@@ -102,22 +103,6 @@ def _defined() -> None:
 
 def op(name: str, library: str = "core") -> Any:
     return getattr(getattr(torch.ops, f"kernbench_test_{library}"), name)
-
-
-def drawn(*shape: int, seed: int = 1, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
-
-
-def numbers(x: torch.Tensor) -> Any:
-    return x.detach().double().numpy()
-
-
-def close(found: torch.Tensor, wanted: Any) -> None:
-    tolerance = 1e-5 if found.dtype is torch.float32 else 2e-2
-    np.testing.assert_allclose(numbers(found), wanted, rtol=tolerance, atol=tolerance)
-
-
-DTYPES = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 
 
 @DTYPES
@@ -671,14 +656,14 @@ def test_an_engine_begins_when_its_warm_up_has_ended() -> None:
 
 def test_names_of_requests_are_the_same_in_each_run() -> None:
     runs = []
-    for drawn, more in (("13ae6258", "b8abbd1453c8e65d"), ("9d7045aa", "0123456789012345")):
+    for suffix, more in (("13ae6258", "b8abbd1453c8e65d"), ("9d7045aa", "0123456789012345")):
         names = RequestNames(_DRAWN)
         asked = (
-            f"r0-{drawn}",
-            f"cmpl-{more}-0-{drawn}",
-            f"cmpl-bench-{drawn}-3-0-{drawn}",
-            f"chatcmpl-{more}-{drawn}",
-            f"7-{drawn}",
+            f"r0-{suffix}",
+            f"cmpl-{more}-0-{suffix}",
+            f"cmpl-bench-{suffix}-3-0-{suffix}",
+            f"chatcmpl-{more}-{suffix}",
+            f"7-{suffix}",
         )
         runs.append([names.of(each) for each in asked])
         assert [names.of(each) for each in asked] == runs[-1]

@@ -8,18 +8,12 @@ from __future__ import annotations
 
 import torch
 
+from kernbench.compiled_operators.choices import best, shares
 from kernbench.compiled_operators.flashinfer.kernels import TABLE
 from kernbench.cost.by_values import CallOperands
 from kernbench.cost.work import StatedWork
 
 Tensor = torch.Tensor
-
-
-def best(values: Tensor, counts: Tensor) -> Tensor:
-    """Which are among the ``counts [rows]`` greatest of their row."""
-    ordered = values.sort(-1, descending=True).values
-    at = counts.long().clamp(1, values.shape[-1]) - 1
-    return values >= ordered.gather(-1, at[:, None])
 
 
 def nucleus(probabilities: Tensor, shares: Tensor) -> Tensor:
@@ -28,10 +22,6 @@ def nucleus(probabilities: Tensor, shares: Tensor) -> Tensor:
     before = ordered.cumsum(-1) - ordered
     last = (before < shares[:, None] * ordered.sum(-1, keepdim=True)).sum(-1).clamp(min=1) - 1
     return probabilities >= ordered.gather(-1, last[:, None])
-
-
-def _normed(kept: Tensor) -> Tensor:
-    return kept / kept.sum(-1, keepdim=True)
 
 
 def filtered(
@@ -68,7 +58,7 @@ def _softmax(logits: Tensor, temperature: Tensor | None, value: float, out: Tens
     "out",
 )
 def _renorm(probs: Tensor, top_k: Tensor | None, k: int, top_p: Tensor | None, p: float, out: Tensor) -> None:
-    out.copy_(_normed(filtered(probs, top_k, k, top_p, p)))
+    out.copy_(shares(filtered(probs, top_k, k, top_p, p)))
 
 
 @TABLE.kernel("mask(Tensor logits, Tensor? top_k, int k, Tensor(a!) out)", "logits", "top_k", "out")

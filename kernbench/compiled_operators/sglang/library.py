@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from kernbench.compiled_operators.choices import best, shares
 from kernbench.compiled_operators.layers import gated, rms_normed, rotated
 from kernbench.compiled_operators.moved import moving, taken_from
 from kernbench.compiled_operators.operators import Operators
@@ -158,10 +159,8 @@ common.cost("moe_sum")(moving("input", "output"))
 @common.value
 def top_k_renorm_probs(probs: Tensor, renorm_probs: Tensor, maybe_top_k_arr: Tensor | None, top_k_val: int) -> None:
     """Of each row the largest ones, and those that equal the least of these, over their sum; zeros for others."""
-    counts = torch.full((len(probs),), top_k_val) if maybe_top_k_arr is None else maybe_top_k_arr.long()
-    ordered = probs.sort(-1, descending=True).values
-    least = ordered.gather(-1, (counts.clamp(1, probs.shape[-1]) - 1)[:, None])
-    _keep(probs, renorm_probs, probs >= least)
+    counts = torch.full((len(probs),), top_k_val) if maybe_top_k_arr is None else maybe_top_k_arr
+    _keep(probs, renorm_probs, best(probs, counts))
 
 
 @common.value
@@ -175,8 +174,7 @@ def top_p_renorm_probs(probs: Tensor, renorm_probs: Tensor, maybe_top_p_arr: Ten
 
 
 def _keep(probs: Tensor, into: Tensor, kept: Tensor) -> None:
-    left = torch.where(kept, probs, 0)
-    into.copy_(left / left.sum(-1, keepdim=True))
+    into.copy_(shares(torch.where(kept, probs, 0)))
 
 
 for _name in ("top_k_renorm_probs", "top_p_renorm_probs"):

@@ -109,10 +109,9 @@ class Taps:
 
 
 def _call(
-    input: Tensor, weight: Tensor, offset: Tensor, mask: Tensor, stride_h: int, stride_w: int, pad_h: int, pad_w: int,
-    dilation_h: int, dilation_w: int, groups: int, offset_groups: int, use_mask: bool,
+    input: Tensor, weight: Tensor, offset: Tensor, mask: Tensor | None, stride: tuple[int, int], pad: tuple[int, int],
+    dilation: tuple[int, int], groups: int, offset_groups: int,
 ) -> Taps:  # fmt: skip
-    stride, pad, dilation = (stride_h, stride_w), (pad_h, pad_w), (dilation_h, dilation_w)
     taps = (weight.shape[2], weight.shape[3])
     size = tuple(
         (input.shape[2 + axis] + 2 * pad[axis] - dilation[axis] * (taps[axis] - 1) - 1) // stride[axis] + 1
@@ -121,16 +120,16 @@ def _call(
     wanted = (input.shape[0], offset_groups * 2 * prod(taps), *size)
     if tuple(offset.shape) != wanted:
         raise RuntimeError(f"the shape of the offset is not valid: {list(offset.shape)}, expected {list(wanted)}")
-    if use_mask and mask.shape[1] != offset_groups * prod(taps):
+    if mask is not None and mask.shape[1] != offset_groups * prod(taps):
         raise RuntimeError(f"mask.shape[1] is not valid: {mask.shape[1]}, expected {offset_groups * prod(taps)}")
-    if use_mask and tuple(mask.shape) != (input.shape[0], mask.shape[1], *size):
+    if mask is not None and tuple(mask.shape) != (input.shape[0], mask.shape[1], *size):
         raise RuntimeError(f"the shape of the mask is not valid: {list(mask.shape)}, expected results of {list(size)}")
     if weight.shape[1] * groups != input.shape[1] or weight.shape[0] % groups or input.shape[1] % offset_groups:
         raise RuntimeError(f"weights {list(weight.shape)} in {groups} groups do not fit {input.shape[1]} channels")
     wide = computed_in(input)
     return Taps(
-        input.to(wide), weight.to(wide), offset.to(wide), mask.to(wide) if use_mask else None, stride, pad, dilation, groups,
-        offset_groups,
+        input.to(wide), weight.to(wide), offset.to(wide), None if mask is None else mask.to(wide), stride, pad, dilation,
+        groups, offset_groups,
     )  # fmt: skip
 
 
@@ -140,21 +139,8 @@ def deform_conv2d(
     pad_w: int, dilation_h: int, dilation_w: int, groups: int, offset_groups: int, use_mask: bool,
 ) -> Tensor:  # fmt: skip
     """``[batch, results' channels, rows, columns]``."""
-    call = _call(
-        input,
-        weight,
-        offset,
-        mask,
-        stride_h,
-        stride_w,
-        pad_h,
-        pad_w,
-        dilation_h,
-        dilation_w,
-        groups,
-        offset_groups,
-        use_mask,
-    )
+    window = (stride_h, stride_w), (pad_h, pad_w), (dilation_h, dilation_w)
+    call = _call(input, weight, offset, mask if use_mask else None, *window, groups, offset_groups)
     pixels = call.pixels
     values = sum((each.share * each.of(pixels) for each in call.corners()), torch.zeros(())) * call.factors()
     out = (call.matrices @ call.columns(values)).flatten(1, 2) + bias.to(pixels.dtype)[:, None]
@@ -166,21 +152,8 @@ def _deform_conv2d_backward(
     grad: Tensor, input: Tensor, weight: Tensor, offset: Tensor, mask: Tensor, bias: Tensor, stride_h: int, stride_w: int,
     pad_h: int, pad_w: int, dilation_h: int, dilation_w: int, groups: int, offset_groups: int, use_mask: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    call = _call(
-        input,
-        weight,
-        offset,
-        mask,
-        stride_h,
-        stride_w,
-        pad_h,
-        pad_w,
-        dilation_h,
-        dilation_w,
-        groups,
-        offset_groups,
-        use_mask,
-    )
+    window = (stride_h, stride_w), (pad_h, pad_w), (dilation_h, dilation_w)
+    call = _call(input, weight, offset, mask if use_mask else None, *window, groups, offset_groups)
     pixels, factors = call.pixels, call.factors()
     given = grad.to(pixels.dtype).flatten(2).unflatten(1, (groups, -1))
     of_values = call.taps(call.matrices.transpose(1, 2) @ given)
