@@ -73,6 +73,8 @@ def _summary(stand_in: StandIn) -> Iterator[str]:
             if each.name == "__init__.py" or not each.name.startswith("_")
         )
         yield f"modules: {', '.join(modules)}"
+    if stand_in.only_by_name:
+        yield f"comes by --stand-in {stand_in.name}, not by auto: engines look for it, and do without"
     for module, names_of in _functions(stand_in):
         kernels: Operators | None = getattr(importlib.import_module(stand_in.bound[module]), "operators", None)
         over = "" if kernels is None else f" over {counted(len(kernels.schemas), 'kernel')}, {_counts(kernels)}"

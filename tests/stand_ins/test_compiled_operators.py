@@ -156,6 +156,8 @@ def test_what_engines_do_without_is_brought_by_its_name_alone() -> None:
         assert importlib.util.find_spec("flashinfer") is None
     with standing_in(["auto", "flashinfer"]):
         assert importlib.util.find_spec("flashinfer.decode") is not None
+    shown = CliRunner().invoke(command, ["flashinfer"], catch_exceptions=False).output
+    assert "comes by --stand-in flashinfer, not by auto" in shown
 
 
 def test_auto_takes_what_cannot_be_imported_and_says_so_once(
