@@ -18,7 +18,7 @@ UNPICKLING = {
     "kernbench.plugins.worker": "a pair of sockets to a process that this one has started",
     "kernbench.precompile.kernels": "the program that a spec names",
     "kernbench.processes.channel": "a pair of sockets to a fork, or one whose other end is this user's (SO_PEERCRED)",
-    "kernbench.processes.relay": "the same",
+    "kernbench.processes.lanes": "the same",
     "kernbench.runtime_api.launcher": "the program that is run, and what was marshalled of it in the same expression",
     "kernbench.runtime_api.rank_arguments": "what was pickled in this process, for a copy",
     "kernbench.torch_backend.rank_state.replaced_attributes": "what was marshalled in this process of the program that is run",
