@@ -17,22 +17,23 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
-from kernbench.memory.settings import LARGE_SEGMENT, MIB, AllocatorSettings
+from kernbench.memory.expandable_segments import ExpandableSegments
+from kernbench.memory.extents import Extent, Pool, room_of
+from kernbench.memory.physical_memory import ROUND_LARGE, PhysicalMemory
+from kernbench.memory.settings import LARGE_SEGMENT, MIB, SMALL_SEGMENT, AllocatorSettings
 from kernbench.memory.statistics import SMALL_LIMIT, Statistics
 
-SMALL_SEGMENT = 2 * MIB
 MIN_LARGE_SEGMENT = 10 * MIB
 """Requests below share a segment of 20 MiB; others have one of their own, rounded up to 2 MiB."""
-ROUND_LARGE = 2 * MIB
 _FOLD_AT = 1 << 17
 """Numbers that the statistics note before they are summed up."""
 
 SPLIT_LESS, SPLIT_SAME, SPLIT_MORE = (Statistics.encode_split(0, count, small=False) for count in (-1, 0, 1))
 
-Trace = Callable[[str, int, int, str, "Extent | None"], None]
-"""Told of what happens: the action as torch names it, address, bytes, stream, and the block if it is one."""
+Trace = Callable[[str, int, int, str, Extent | None], None]
+"""A listener to what happens: the action as torch names it, address, bytes, stream, and the block if it is one."""
 
 
 class NoRoomError(Exception):
@@ -55,132 +56,6 @@ class Use(Protocol):
 
     def finish(self) -> bool:
         """Wait for it; whether it has ended."""
-
-
-class PhysicalMemory:
-    """The memory that allocators share: those of the processes that drive one device.
-
-    Args:
-        capacity: bytes that they may reserve, together.
-        base: the first address.
-        reclaim: gives back what processes have left that have ended.
-    """
-
-    def __init__(self, capacity: int, base: int, reclaim: Callable[[], object] = lambda: None) -> None:
-        self.capacity = capacity
-        self.reserved = 0
-        self.next_address = base
-        self._reclaim = reclaim
-
-    def take(self, nbytes: int) -> bool:
-        """Reserve physical memory; whether there is any left."""
-        if self.reserved + nbytes > self.capacity:
-            self._reclaim()
-            if self.reserved + nbytes > self.capacity:
-                return False
-        self.reserved += nbytes
-        return True
-
-    def give_back(self, nbytes: int) -> None:
-        """Memory that was reserved is free again."""
-        self.reserved -= nbytes
-
-    def occupy(self, name: str, nbytes: int) -> None:
-        """A library of a process takes memory besides, named by what it is for."""
-        self.capacity -= nbytes
-
-    @property
-    def free(self) -> int:
-        """Bytes that are unreserved."""
-        return max(0, self.capacity - self.reserved)
-
-    def addresses(self, nbytes: int) -> int:
-        """Addresses that are unused so far, aligned to 2 MiB."""
-        address = self.next_address
-        self.next_address += -(-nbytes // ROUND_LARGE) * ROUND_LARGE
-        return address
-
-
-class Pool:
-    """Free blocks of one stream and one kind, sorted by size, then address.
-
-    Attributes:
-        owner: number of the program's own pool that they are of; 0: none.
-        free: (bytes, address, block).
-        unmapped: of expandable segments, (address, block).
-    """
-
-    __slots__ = ("free", "owner", "small", "stream", "unmapped")
-
-    def __init__(self, stream: str, *, small: bool, owner: int = 0) -> None:
-        self.stream = stream
-        self.small = small
-        self.owner = owner
-        self.free: list[tuple[int, int, Extent]] = []
-        self.unmapped: list[tuple[int, Extent]] = []
-
-    def insert(self, extent: Extent) -> None:
-        """Keep a free block."""
-        insort(self.free, (extent.size, extent.address, extent))
-
-    def remove(self, extent: Extent) -> None:
-        """Take a block out."""
-        del self.free[bisect_left(self.free, (extent.size, extent.address))]
-
-
-class Extent:
-    """Consecutive addresses of a segment: what torch calls a block.
-
-    Attributes:
-        pool: it belongs to.
-        address: of its first byte.
-        size: bytes.
-        idle: whether it is free, and no stream uses it.
-        prev, next: neighbours in the segment.
-        requested: bytes that were asked for when it was given out last.
-        awaited: whether it was taken back, and streams still use it.
-        mapped: whether there is memory behind it, in an expandable segment.
-        arena: the expandable segment, None if it is none.
-        streams: others that it was used on, as far as its holder has said; None: none.
-        kept_at: how often a large block had been looked for when it became free.
-        context: what was noted of its owner.
-        segment_context: the same of the segment's creator; of the first block.
-    """
-
-    prev: Extent | None = None
-    next: Extent | None = None
-    idle = False
-    awaited = False
-    requested = 0
-    mapped = True
-    arena: Arena | None = None
-    streams: set[str] | None = None
-    kept_at = 0
-    context: Any = None
-    segment_context: object = None
-
-    def __init__(self, pool: Pool, address: int, size: int) -> None:
-        self.pool = pool
-        self.address = address
-        self.size = size
-
-    @property
-    def is_split(self) -> bool:
-        """Whether it is a part of its segment."""
-        return self.prev is not None or self.next is not None
-
-    @property
-    def free_to_use(self) -> bool:
-        """Whether it is free, mapped or not."""
-        return self.idle or not self.mapped
-
-
-class Arena:
-    """An expandable segment: many addresses from ``base`` on, memory behind some of them, in pages of ``page`` bytes."""
-
-    def __init__(self, base: int, page: int) -> None:
-        self.base = base
-        self.page = page
 
 
 class CachingAllocator:
@@ -211,6 +86,7 @@ class CachingAllocator:
         self._kept_pools: set[int] = set()
         self._awaiting: list[tuple[Extent, list[Use]]] = []
         self._heads: dict[int, Extent] = {}
+        self._expandable = ExpandableSegments(device, self._heads, self._count_segment, self._trace_segment)
         self._looks = 0
         self._plain = True
         self.configure(settings or AllocatorSettings())
@@ -224,6 +100,10 @@ class CachingAllocator:
         self._rounds = bool(settings.roundup_power2_divisions)
         if settings.fraction is not None:
             self.limit = int(settings.fraction * self.device.capacity)
+
+    def move_to(self, device: PhysicalMemory) -> None:
+        """Have the memory of another device from now on."""
+        self.device = self._expandable.device = device
 
     # -- giving out --------------------------------------------------------------------------------------------------
 
@@ -308,7 +188,7 @@ class CachingAllocator:
         if free[at][2].arena is not None and settings.expandable_segments:
             # of blocks that can grow, the one that can grow least
             while at + 1 < len(free) and free[at][2].arena is not None:
-                if _room(free[at + 1][2]) >= _room(free[at][2]):
+                if room_of(free[at + 1][2]) >= room_of(free[at][2]):
                     break
                 at += 1
         elif free[at][2].arena is not None:
@@ -435,7 +315,7 @@ class CachingAllocator:
         if self.limit is not None and self.reserved + wanted > self.limit:
             return None
         if self.settings.expandable_segments:
-            return self._expand(pool, size)
+            return self._expandable.expand(pool, size)
         if not self.device.take(wanted):
             return None
         extent = Extent(pool, self.device.addresses(wanted), wanted)
@@ -485,7 +365,7 @@ class CachingAllocator:
             for pool in pools.values():
                 for _, _, extent in list(pool.free):
                     if extent.arena is not None:
-                        self._unmap(extent)
+                        self._expandable.unmap(extent)
                     elif extent.prev is None and extent.next is None:
                         self._release(extent)
 
@@ -536,121 +416,6 @@ class CachingAllocator:
                 reclaimed += extent.size
                 self._release(extent)
 
-    # -- expandable segments -----------------------------------------------------------------------------------------
-
-    def _expand(self, pool: Pool, size: int) -> Extent | None:
-        """A block at the least address where ``size`` bytes are free or can be mapped; None if there is no memory."""
-        block = self._find_expandable(pool, size)
-        if not block.mapped and not self._map(block, min(block.size, size)):
-            return None
-        while block.size < size:
-            following = block.next
-            assert following is not None
-            if not self._map(following, min(size - block.size, following.size)):
-                return None
-            block = following
-        pool.remove(block)
-        return block
-
-    def _find_expandable(self, pool: Pool, size: int) -> Extent:
-        for _, extent in pool.unmapped:
-            first = extent
-            if extent.prev is not None and extent.prev.free_to_use:
-                first = extent.prev
-            room, at = 0, first
-            while room < size and at is not None and at.free_to_use:
-                room += at.size
-                at = at.next  # type: ignore[assignment]
-            if room >= size:
-                return first
-        page = SMALL_SEGMENT if pool.small else LARGE_SEGMENT
-        pages = -(-(self.device.capacity + self.device.capacity // 8) // page)  # room to move pages to the end
-        extent = Extent(pool, self.device.addresses(pages * page), pages * page)
-        extent.mapped = False
-        extent.arena = Arena(extent.address, page)
-        self._heads[extent.address] = extent
-        insort(pool.unmapped, (extent.address, extent))
-        return extent
-
-    def _map(self, extent: Extent, nbytes: int) -> bool:
-        """Put memory behind the first ``nbytes``, in whole pages, and join it with what is free beside it."""
-        arena, pool = extent.arena, extent.pool
-        assert arena is not None
-        nbytes = -(-nbytes // arena.page) * arena.page
-        if not self.device.take(nbytes):
-            return False
-        pool.unmapped.remove((extent.address, extent))
-        if nbytes < extent.size:
-            rest = Extent(pool, extent.address + nbytes, extent.size - nbytes)
-            rest.mapped, rest.arena = False, arena
-            _link(extent, rest, extent.next)
-            insort(pool.unmapped, (rest.address, rest))
-            extent.size = nbytes
-        extent.mapped = True
-        self._trace_segment("segment_map", extent)
-        self._join(extent)
-        extent.idle = True
-        pool.insert(extent)
-        self._count_segment(extent, nbytes, 1)
-        return True
-
-    def _unmap(self, extent: Extent) -> None:
-        """Take the memory away behind the whole pages of a free block."""
-        arena, pool = extent.arena, extent.pool
-        assert arena is not None
-        offset = extent.address - arena.base
-        begin = arena.base - (-offset // arena.page) * arena.page
-        end = arena.base + (offset + extent.size) // arena.page * arena.page
-        if begin >= end:
-            return
-        pool.remove(extent)
-        if begin > extent.address:
-            head = Extent(pool, extent.address, begin - extent.address)
-            head.arena, head.idle = arena, True
-            _link(extent.prev, head, extent)
-            if head.prev is None:
-                self._heads[head.address] = head
-            pool.insert(head)
-        if end < extent.address + extent.size:
-            tail = Extent(pool, end, extent.address + extent.size - end)
-            tail.arena, tail.idle = arena, True
-            _link(extent, tail, extent.next)
-            pool.insert(tail)
-        extent.address, extent.size = begin, end - begin
-        self._trace_segment("segment_unmap", extent)
-        extent.mapped = extent.idle = False
-        self._join(extent)
-        self.device.give_back(end - begin)
-        self._count_segment(extent, end - begin, -1)
-        if extent.prev is None and extent.next is None:
-            del self._heads[extent.address]
-        else:
-            insort(pool.unmapped, (extent.address, extent))
-
-    def _join(self, extent: Extent) -> None:
-        """Join a block that is in no list with neighbours that are mapped, or not, as it is."""
-        pool = extent.pool
-        for other in (extent.prev, extent.next):
-            if other is None or not other.free_to_use or other.mapped is not extent.mapped:
-                continue
-            if other.mapped:
-                pool.remove(other)
-            else:
-                pool.unmapped.remove((other.address, other))
-            if other is extent.prev:
-                extent.address = other.address
-                extent.prev = other.prev
-                extent.segment_context = other.segment_context
-                if other.prev is not None:
-                    other.prev.next = extent
-                else:
-                    self._heads[extent.address] = extent
-            else:
-                extent.next = other.next
-                if other.next is not None:
-                    other.next.prev = extent
-            extent.size += other.size
-
     # -- looking -----------------------------------------------------------------------------------------------------
 
     def pieces(self) -> list[int]:
@@ -671,18 +436,3 @@ class CachingAllocator:
                 extent = extent.next
             if run:
                 yield run
-
-
-def _room(extent: Extent) -> int:
-    """Bytes of a free block, and of what it can grow by."""
-    after = extent.next
-    return extent.size + (after.size if after is not None and not after.mapped else 0)
-
-
-def _link(before: Extent | None, extent: Extent, after: Extent | None) -> None:
-    """Put a block between two neighbours."""
-    extent.prev, extent.next = before, after
-    if before is not None:
-        before.next = extent
-    if after is not None:
-        after.prev = extent

@@ -6,7 +6,8 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from kernbench.memory.caching_allocator import CachingAllocator, Extent
+from kernbench.memory.caching_allocator import CachingAllocator
+from kernbench.memory.extents import Extent
 
 Frames = list[dict[str, Any]]
 

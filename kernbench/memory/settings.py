@@ -13,6 +13,8 @@ from kernbench.errors import ConfigError
 from kernbench.input_files import shortened, whole_number
 
 MIB = 1 << 20
+SMALL_SEGMENT = 2 * MIB
+"""Bytes of a segment that requests up to 1 MiB share."""
 LARGE_SEGMENT = 20 * MIB
 """Bytes of a segment that requests between 1 and 10 MiB share."""
 

@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from kernbench.memory.caching_allocator import PhysicalMemory
 from kernbench.memory.limits import format_size
+from kernbench.memory.physical_memory import PhysicalMemory
 from kernbench.processes.channel import Wire
 from kernbench.processes.uplink import SHARED, Uplink
 from kernbench.simulation.memory.process_memory import OtherProcess, ProcessMemory

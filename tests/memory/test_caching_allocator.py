@@ -10,7 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernbench.errors import ConfigError
-from kernbench.memory.caching_allocator import CachingAllocator, Extent, NoRoomError, PhysicalMemory
+from kernbench.memory.caching_allocator import CachingAllocator, NoRoomError
+from kernbench.memory.extents import Extent
+from kernbench.memory.physical_memory import PhysicalMemory
 from kernbench.memory.settings import AllocatorSettings
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 
 from kernbench.errors import ConfigError
-from kernbench.memory.caching_allocator import CachingAllocator, NoRoomError, PhysicalMemory
+from kernbench.memory.caching_allocator import CachingAllocator, NoRoomError
 from kernbench.memory.history import AllocationHistory
 from kernbench.memory.ledger import (
     BACKWARD,
@@ -43,6 +43,7 @@ from kernbench.memory.limits import (
     process_overhead,
 )
 from kernbench.memory.modules import ModuleUse
+from kernbench.memory.physical_memory import PhysicalMemory
 from kernbench.memory.remedies import ProgramState
 from kernbench.memory.report import OutOfMemoryReport
 from kernbench.memory.settings import AllocatorSettings
@@ -414,8 +415,9 @@ class ProcessMemory:
         self.left = True
         self.device.give_back(self.allocator.reserved)
         self.device.capacity += self.overhead.total
-        self.device = self.allocator.device = PhysicalMemory(sys.maxsize, 0)
+        self.device = PhysicalMemory(sys.maxsize, 0)
         self.device.reserved = self.allocator.reserved
+        self.allocator.move_to(self.device)
 
     # -- reports -----------------------------------------------------------------------------------------------------
 
