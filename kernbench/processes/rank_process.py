@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import functools
 import os
 import re
 import signal
@@ -15,8 +16,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from select import select
 from time import perf_counter, sleep  # the machine's own clock
-from typing import NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
+from kernbench import interruption
 from kernbench.errors import HiddenBlockingError, KernbenchError, NoProgressError
 from kernbench.processes import shared_memory
 from kernbench.processes.channel import Wire
@@ -25,6 +27,7 @@ from kernbench.scheduler.tracebacks import is_programs
 from kernbench.scheduler.watchdog import has_children, waits_for_lock
 from kernbench.sim_engine import Condition
 from kernbench.torch_backend import environment
+from kernbench.torch_backend.rank_state.ends_of_all import ends_by_signal
 
 PATIENCE = 1.0
 """Seconds of the machine's time for which a rank that is back waits for another that went before, and is not."""
@@ -55,6 +58,10 @@ class Away(NamedTuple):
 
 class RankDiedError(KernbenchError):
     """A rank's process has ended in the middle of its program."""
+
+
+_OF_ITS_END = (__file__, interruption.__file__)
+"""Files whose functions end a process, and are no part of where it was."""
 
 
 class RankProcess(ABC):
@@ -103,7 +110,7 @@ class RankProcess(ABC):
         size = os.fstat(self.stacks).st_size - self._read
         lines = os.pread(self.stacks, min(size, 1 << 16), self._read).decode(errors="replace").splitlines()
         end = next((at for at, line in enumerate(lines) if environment.__file__ in line), len(lines))
-        return "\n".join(line for line in lines[:end] if __file__ not in line).strip()
+        return "\n".join(line for line in lines[:end] if not any(each in line for each in _OF_ITS_END)).strip()
 
     @abstractmethod
     def reap(self) -> None:
@@ -295,13 +302,22 @@ def tell_where(stacks: int) -> None:
         faulthandler.dump_traceback(file=stacks, all_threads=False)
         _exit(status)
 
+    def telling(stock: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(stock)
+        def send(*args: Any) -> None:
+            if ends_by_signal(args) is not None:
+                faulthandler.dump_traceback(file=stacks, all_threads=False)
+            stock(*args)
+
+        return send
+
     faulthandler.enable(file=stacks)
     faulthandler.register(TELL_WHERE, file=stacks)
-    os._exit = tell_and_exit
-    signal.pause = pause
+    os._exit, signal.pause = tell_and_exit, pause
+    os.kill, signal.raise_signal = telling(_kill), telling(_raise_signal)
 
 
-_stock_pause = signal.pause
+_stock_pause, _kill, _raise_signal = signal.pause, os.kill, signal.raise_signal
 
 
 def pause() -> None:
@@ -332,5 +348,5 @@ def tell_nothing() -> None:
     """In a process that a rank has forked, or at the end of its program: its end is its own."""
     faulthandler.disable()
     faulthandler.unregister(TELL_WHERE)
-    os._exit = _exit
-    signal.pause = _stock_pause
+    os._exit, signal.pause = _exit, _stock_pause
+    os.kill, signal.raise_signal = _kill, _raise_signal

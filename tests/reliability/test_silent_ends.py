@@ -21,10 +21,11 @@ BESIDE = "With --isolation process (isolation='process') it would end alone"
     [
         ("os._exit(7)", "rank 1 ends the process that all ranks share: os._exit(7) at ", "ended with exit code 7"),
         ("os.abort()", "rank 1 ends the process that all ranks share: os.abort() at ", "was killed by SIGABRT"),
+        ("os.kill(os.getpid(), 15)", "rank 1 ends the process that all ranks share: kill with SIGTERM", "killed by SIGTERM"),
         ("os.execv('/bin/true', ['true'])", "rank 1 ends the process that all ranks share: os.exec of ", "exit code 0"),
         ("import ctypes; ctypes.string_at(0)", "in rank 1 (ranks share this process: see --isolation process)", "by SIGSEGV"),
     ],
-    ids=["_exit", "abort", "execv", "null"],
+    ids=["_exit", "abort", "kill", "execv", "null"],
 )  # fmt: skip
 def test_who_ends_the_process_is_said(
     tmp_path: Path, how: str, in_carrier: str, in_process: str, isolation: str

@@ -13,7 +13,7 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from inspect import currentframe
 from typing import Any
@@ -28,6 +28,19 @@ RELIES_ON = (Reliance("os._exit", "programs and libraries end the process by it"
 _HARMLESS = {signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH, signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN,
              signal.SIGTTOU}  # fmt: skip
 """Signals that end no process, by default."""
+
+
+def ends_by_signal(args: Sequence[Any]) -> signal.Signals | None:
+    """The signal with which ``os.kill(*args)`` or ``signal.raise_signal(*args)`` ends this process; None: it does not."""
+    *whom, number = args
+    if (
+        whom in ([], [os.getpid()])
+        and number
+        and number not in _HARMLESS
+        and signal.getsignal(number) is signal.SIG_DFL
+    ):
+        return signal.Signals(number)
+    return None
 
 
 def install(patches: Patches, simulation: Simulation) -> Callable[[], None]:
@@ -59,10 +72,8 @@ def install(patches: Patches, simulation: Simulation) -> Callable[[], None]:
     def telling_of_signal(stock: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(stock)
         def ends(*args: Any) -> Any:
-            *whom, number = args
-            ends_it = whom in ([], [process]) and number and number not in _HARMLESS
-            if ends_it and signal.getsignal(number) is signal.SIG_DFL:
-                tell(f"{stock.__name__} with {signal.Signals(number).name}")
+            if (number := ends_by_signal(args)) is not None:
+                tell(f"{stock.__name__} with {number.name}")
             return stock(*args)
 
         return ends
