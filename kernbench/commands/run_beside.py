@@ -56,7 +56,8 @@ class RunBeside:
         gpu, cuda = vars(properties_of(self._topology)), cuda_version(self._topology)
         values = variables_of(str(address), NodeGpus.of(self._topology), os.environ, gpu, cuda)
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-            values[TAKEN] = taken("", os.environ["RANK"], os.environ["WORLD_SIZE"])
+            local = os.environ.get("LOCAL_WORLD_SIZE", "")
+            values[TAKEN] = taken("", os.environ["RANK"], os.environ["WORLD_SIZE"], local)
         self._joining.enter_context(variables_set(values))
 
     def close(self) -> None:

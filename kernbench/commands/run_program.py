@@ -149,9 +149,7 @@ def run(asked: RunOptions, program: str, args: tuple[str, ...], variables: dict[
                 code, errors = starter.run(ctx, handle.path, failures)
             elif compiled is None or asked.nproc_per_node is None:
                 assert compiled is not None
-                if asked.isolation == "process":
-                    ctx.simulation.remarks.setdefault(launcher.NO_RANK)
-                beside = _beside(ctx, handle.path, asked) if asked.isolation == "carrier" else None
+                beside = _beside(ctx, handle.path, asked)
                 with nullcontext() if beside is None else closing(beside):
                     launcher.run_once(
                         ctx, compiled, prefix=asked.prefix, at_end=None if report is None else report.look,
@@ -176,8 +174,6 @@ def run(asked: RunOptions, program: str, args: tuple[str, ...], variables: dict[
         except Exception as error:
             if compiled is None or asked.nproc_per_node is not None or not failures.script(error, compiled.file):
                 raise
-            if asked.isolation == "process":
-                click.echo(launcher.NO_RANK, err=True)
             errors = {0: error}
         finally:
             ctx.simulation.scheduler.on_first_failure = None

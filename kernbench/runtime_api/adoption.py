@@ -66,6 +66,7 @@ class Adoption:
         self._threads = torch.get_num_threads()
         self._driver: threading.Thread | None = None
         self._restore: Callable[[], None] | None = None
+        self._unjoined: Callable[[], bool] | None = None
 
     @property
     def holds(self) -> bool:
@@ -104,6 +105,9 @@ class Adoption:
     ) -> None:
         adopted, driver = self._rank, self._driver
         if adopted is None or driver is None:
+            join, self._unjoined = self._unjoined, None
+            while join is not None and error is None and not join():  # a program ends when its processes have
+                pass
             return
         rank, carrier = adopted
         host = self._simulation.hosts.of_rank[rank.index]
@@ -163,6 +167,7 @@ class Adoption:
             if started is None:
                 self.__enter__()
         if started is not None:
+            self._unjoined = started.join
             started.join = functools.partial(self._join, started.join)  # type: ignore[method-assign]
         return started
 
@@ -172,6 +177,7 @@ class Adoption:
             ended = join(*args, **kwargs)
         finally:
             if ended and self._rank is None:
+                self._unjoined = None
                 self.__enter__()
         return ended
 

@@ -44,8 +44,8 @@ class AtExit:
 
     def __init__(self, aborting: Callable[[], bool]) -> None:
         self._aborting = aborting
-        self._tasks: dict[int, list[_Task]] = {}
-        self._finalizers: dict[int, list[Any]] = {}
+        self._tasks: dict[tuple[int, int], list[_Task]] = {}
+        self._finalizers: dict[tuple[int, int], list[Any]] = {}
         self._register, self._unregister = atexit.register, atexit.unregister
 
     def install(self, patches: Patches) -> None:
@@ -58,7 +58,7 @@ class AtExit:
         @functools.wraps(stock)
         def init(finalizer: Any, obj: Any, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
             stock(finalizer, obj, func, *args, **kwargs)
-            mine = self._finalizers.get(threading.get_ident())
+            mine = self._finalizers.get(_me())
             if mine is None or _is_process_wide(func):
                 return
             if len(mine) >= _PRUNED and len(mine).bit_count() == 1:
@@ -69,7 +69,7 @@ class AtExit:
 
     def register(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[..., Any]:
         """``atexit.register``."""
-        tasks = self._tasks.get(threading.get_ident())
+        tasks = self._tasks.get(_me())
         if tasks is None or not _is_programs(sys._getframe(1).f_code):
             return self._register(func, *args, **kwargs)
         tasks.append((func, args, kwargs))
@@ -77,14 +77,14 @@ class AtExit:
 
     def unregister(self, func: Callable[..., Any], /) -> None:
         """``atexit.unregister``."""
-        tasks = self._tasks.get(threading.get_ident(), [])
+        tasks = self._tasks.get(_me(), [])
         tasks[:] = [task for task in tasks if task[0] != func]
         self._unregister(func)
 
     @contextmanager
     def program(self) -> Iterator[None]:
         """For the length of a block a program runs in this thread; at its end its tasks are done, the last one first."""
-        me = threading.get_ident()
+        me = _me()
         tasks: list[_Task] = []
         finalizers: list[Any] = []
         self._tasks[me], self._finalizers[me] = tasks, finalizers
@@ -100,6 +100,11 @@ class AtExit:
             for each in finalizers:  # of a program that has failed
                 each.atexit = False
             del self._tasks[me], self._finalizers[me]
+
+
+def _me() -> tuple[int, int]:
+    """The thread that runs, and its process: a fork of it is another program, and leaves what it does to Python."""
+    return os.getpid(), threading.get_ident()
 
 
 def _is_programs(code: CodeType) -> bool:

@@ -65,9 +65,15 @@ def variables_of(
     return {ADDRESS: address, GPUS: json.dumps(gpus), "PYTHONPATH": os.pathsep.join(path), **told}
 
 
-def taken(address: str, rank: int | str, size: int | str) -> str:
-    """Value of :data:`TAKEN`."""
-    return f"{rank}/{size} {address}"
+def taken(address: str, rank: int | str, size: int | str, local: str) -> str:
+    """Value of :data:`TAKEN`. ``local``: LOCAL_WORLD_SIZE of the rank, empty if it has none."""
+    return f"{rank}/{size} {local} {address}"
+
+
+def _is_taken() -> tuple[str, str, str]:
+    """The rank that is taken with the size of its world, its LOCAL_WORLD_SIZE, and its simulation; empty if none is."""
+    whose, local, simulation = (os.environ.get(TAKEN) or "  ").split(" ", 2)
+    return whose, local, simulation
 
 
 def at_import_of_torch(generators: Generators) -> None:
@@ -96,11 +102,7 @@ def at_import_of_torch(generators: Generators) -> None:
 def _named() -> tuple[int, int] | None:
     """Rank and size of the world that the environment names, if these have not been inherited from a rank."""
     rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    if (
-        whole_number(rank) is None
-        or whole_number(size) is None
-        or os.environ.get(TAKEN, "").split(" ")[0] == f"{rank}/{size}"
-    ):
+    if whole_number(rank) is None or whole_number(size) is None or _is_taken()[0] == f"{rank}/{size}":
         return None
     return int(rank), int(size)
 
@@ -111,7 +113,7 @@ def _used(generators: Generators) -> Collection[str]:
 
 
 def _join_late(rank: int, size: int, keep: Collection[str]) -> None:
-    whose, _, simulation = os.environ.get(TAKEN, "").partition(" ")
+    whose, _, simulation = _is_taken()
     if whose and simulation == os.environ[ADDRESS]:
         raise KernbenchError(
             f"init_process_group(rank={rank}, world_size={size}): this process was started by rank {whose}, and is "
@@ -137,10 +139,13 @@ def join(rank: int, size: int, keep: Collection[str] = ()) -> None:
     from kernbench.processes.seat import Hello, Seat
     from kernbench.runtime_api.context import simulate
 
-    told = os.environ.get("WORLD_SIZE") == str(size)  # else what it says of nodes is of another world
-    local = os.environ.get("LOCAL_WORLD_SIZE", "") if told else ""
+    local = os.environ.get("LOCAL_WORLD_SIZE", "")
+    whose, inherited, _ = _is_taken()
+    of_its_starter = local == inherited and whose.rpartition("/")[2] != str(size)
+    if os.environ.get("WORLD_SIZE") != str(size) or of_its_starter:  # what it says of nodes is of another world
+        local = ""
     seat = Seat(os.environ[ADDRESS], Hello(rank, size, whole_number(local) or 0))
-    os.environ[TAKEN] = taken(os.environ[ADDRESS], rank, size)
+    os.environ[TAKEN] = taken(os.environ[ADDRESS], rank, size, local)
     opened = simulate(stop_after_steps=seat.welcome.stop_after_steps, **seat.welcome.options)
     ctypes.pythonapi.Py_IncRef(
         ctypes.py_object(opened)

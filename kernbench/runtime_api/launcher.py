@@ -26,20 +26,11 @@ from kernbench.runtime_api.context import RuntimeContext
 from kernbench.runtime_api.spawned_ranks import SpawnedRanks, with_arguments
 from kernbench.scheduler import RaisedElsewhere, user_traceback
 from kernbench.scheduler.crew import current_member
-from kernbench.torch_backend.gpu.device.software_versions import cuda_version
-from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus
-from kernbench.torch_backend.gpu.names.cuda_names import properties_of
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.process_groups import late_joining
 from kernbench.torch_backend.rank_state import marked_source, replaced_attributes
 from kernbench.torch_backend.rank_state.output import TORCHRUN_PREFIX, rank_streams
 from kernbench.torch_backend.rank_state.process_state import rank_variables
 from kernbench.torch_backend.rank_state.rank_modules import SPAWNED_MAIN, RankModules
-
-NO_RANK = (
-    "the script itself had no simulated GPU, only the number of them: with --isolation process it is no rank, only what it "
-    "spawns is. --nproc-per-node 1 makes it one"
-)
 
 
 @dataclass(frozen=True)
@@ -204,42 +195,38 @@ def run_once(
 
     Raises ``SystemExit`` if the program ends itself with a failure.
 
-    With carriers the program is rank 0 of a world of one, as with torchrun's default of one process, and has its variables.
+    The program is rank 0 of a world of one, as with torchrun's default of one process, and has its variables.
     ``at_end`` is called while its ``__main__`` is still there; ``let_join``: see :func:`started_processes.install`.
     """
     program = program.within(ctx)
     patches = Patches()
     main = program.fresh_main()
     loaded = frozenset(sys.modules)
-    adoption = Adoption(ctx.simulation, ctx.multiprocessing) if isolation == "carrier" else None
-    at_exit = None if adoption is None else _at_exit(ctx, patches)
+    adoption = Adoption(ctx.simulation, ctx.multiprocessing)
+    at_exit = _at_exit(ctx, patches)
 
     def who() -> int | None:
-        return None if adoption is not None and adoption.holds else ctx.simulation.scheduler.current_rank()
+        return None if adoption.holds else ctx.simulation.scheduler.current_rank()
 
     remark = ctx.simulation.remarks.setdefault
     spawned = SpawnedRanks(
         ctx.multiprocessing,
-        functools.partial(ctx.multiprocessing.spawn if adoption is None else adoption.spawn, isolation=isolation),
+        functools.partial(adoption.spawn, isolation=isolation),
         fresh_main=functools.partial(program.fresh_main, SPAWNED_MAIN),
         execute_main=program.execute,
         loaded=loaded,
         remark=remark,
     )
     started_processes.install(patches, remark, spawned.spawn, let_join)
-    if adoption is None:
-        topology = ctx.simulation.topology
-        gpu, cuda = vars(properties_of(topology)), cuda_version(topology)
-        late_joining.tell(patches, NodeGpus.of(topology), gpu, cuda, NO_RANK)
     try:
         with (
             _as_started(program),
             rank_streams(who, TORCHRUN_PREFIX if prefix else ""),
-            _variables({} if adoption is None else {**rank_variables(0, 1, 1), **(variables or {})}),
+            _variables({**rank_variables(0, 1, 1), **(variables or {})}),
         ):
             sys.modules["__main__"] = main
             try:
-                with adoption or nullcontext(), nullcontext() if at_exit is None else at_exit.program(), _exits():
+                with adoption, at_exit.program(), _exits():
                     exec(program.code, vars(main))
             finally:
                 if at_end is not None:

@@ -214,6 +214,31 @@ def test_a_process_that_a_script_starts_joins_a_simulation_beside_its_own(data, 
     assert "running worker: ranks among them have a simulation of their own" in done.stdout
 
 
+@pytest.mark.long  # interpreters that import torch
+@pytest.mark.parametrize("isolation", ["carrier", "process"])
+def test_processes_of_a_script_are_not_of_nodes_of_one_gpu_for_its_own_variables(isolation, tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import multiprocessing, os, torch, torch.distributed as dist\n"
+        "def worker(rank):\n"
+        "    os.environ.update(MASTER_ADDR='localhost', MASTER_PORT='29501', RANK=str(rank), WORLD_SIZE='2')\n"
+        "    dist.init_process_group('nccl')\n"
+        "    torch.cuda.set_device(rank)\n"
+        "    x = torch.ones(4, device='cuda')\n"
+        "    dist.all_reduce(x)\n"
+        "    assert x.sum().item() == 8\n"
+        "if __name__ == '__main__':\n"
+        "    spawned = multiprocessing.get_context('spawn')\n"
+        "    processes = [spawned.Process(target=worker, args=(rank,)) for rank in range(2)]\n"
+        "    [process.start() for process in processes]\n"
+        "    [process.join() for process in processes]\n"
+        "    print('ended', [process.exitcode for process in processes], flush=True)\n"
+    )
+    done = run("--isolation", isolation, script)
+    assert "ended [0, 0]" in done.stdout, done.stderr
+    assert "modelled on dgx_h100, 2 ranks" in done.stdout
+
+
 TORCHS_OWN = """
 import torch, torch.distributed as dist
 from torch.testing._internal.common_distributed import MultiProcessTestCase, requires_nccl, skip_if_lt_x_gpu

@@ -459,13 +459,6 @@ def test_python_dash_m_is_the_command(tmp_path: Path) -> None:
     assert sorted(done.stdout.split()[:2]) == ["0", "1"]
 
 
-@pytest.mark.parametrize(("source", "code"), [("", 0), ("raise ValueError", 1)])
-def test_a_script_that_is_no_rank_is_told_that_it_had_no_gpu(run: Run, source: str, code: int) -> None:
-    result = run(source, "--isolation", "process")
-    assert result.exit_code == code
-    assert "the script itself had no simulated GPU" in result.output
-
-
 AT_THE_END = """
 import atexit, sys, weakref
 import torch, torch.distributed as dist

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
+import os
 import sys
 from pathlib import Path
 
@@ -111,13 +111,57 @@ def test_a_script_counts_its_gpus_to_spawn_as_many_ranks(run, isolation: str) ->
     assert [_lines(result, f"rank{rank}") for rank in range(8)] == [[[2.0 + rank]] for rank in range(8)]
 
 
-def test_a_script_that_is_no_rank_is_refused_a_gpu(tmp_path: Path) -> None:
-    """In a process of its own: torch asks for GPUs once."""
-    (tmp_path / "program.py").write_text("import torch\ntorch.ones(2, device='cuda')")
-    line = [sys.executable, "-m", "kernbench", "run", "--isolation", "process", str(tmp_path / "program.py")]
-    done = subprocess.run(line, capture_output=True, text=True, check=False, timeout=250)
-    assert done.returncode == 1
-    assert "KernbenchError: the script itself had no simulated GPU" in done.stderr
+USES_A_GPU_ITSELF = """
+import atexit, os, time
+import torch, torch.distributed as dist, torch.multiprocessing as mp
+
+def worker(rank, size, given, found):
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29555")
+    dist.init_process_group("nccl", rank=rank, world_size=size)
+    mine = given.to(f"cuda:{rank}") * (rank + 1)
+    dist.all_reduce(mine)
+    found.put((rank, mine.sum().item(), time.perf_counter()))
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    atexit.register(lambda: print("at the end", torch.ones(2, device="cuda").sum().item()))
+    begun = time.perf_counter()
+    product = torch.ones(512, 512, device="cuda") @ torch.ones(512, 512, device="cuda")
+    print(product[0, 0].item(), time.perf_counter() - begun)
+    found, given = mp.get_context("spawn").SimpleQueue(), torch.arange(8.0, device="cuda")
+    for joined in (True, False):
+        started = mp.spawn(worker, (2, given, found), nprocs=2, join=joined)
+        while started is not None and not started.join():
+            pass
+        print(sorted(found.get() for _ in range(2)))
+        print((given * 2).sum().item(), time.perf_counter() - begun)
+"""
+
+
+def test_a_script_that_makes_ranks_has_a_gpu_itself_in_both_isolations(run) -> None:
+    carriers, processes = (
+        run(USES_A_GPU_ITSELF, "--system", "dgx_h100", "--isolation", isolation).output
+        for isolation in ("carrier", "process")
+    )
+    assert carriers == processes
+    assert carriers.count("(0, 84.0, 0.000") == 2
+    assert "at the end 2.0" in carriers
+    assert "theirs are in the trace alone" in carriers
+
+
+@pytest.mark.parametrize("isolation", ["carrier", "process"])
+def test_ranks_that_a_script_does_not_join_end_before_it(run, isolation: str) -> None:
+    source = (
+        "import torch, torch.multiprocessing as mp\n"
+        "def worker(rank, given):\n"
+        "    print([(given * rank).sum().item()], (given * 2).device)\n"
+        "if __name__ == '__main__':\n"
+        "    mp.spawn(worker, (torch.ones(2, device='cuda'),), nprocs=2, join=False)\n"
+    )
+    before = dict(os.environ)
+    result = run(source, "--isolation", isolation)
+    assert sorted(result.stdout.splitlines()[:2]) == ["[rank0] [0.0] cuda:0", "[rank1] [2.0] cuda:0"]
+    assert dict(os.environ) == before
 
 
 UNJOINED = """

@@ -249,6 +249,8 @@ class Recorder(TorchDispatchMode):
             return func(*args, **(kwargs or {}))  # torch does not name the classes of its arguments
         device = self._who()
         host = device.host
+        if not host.uses_gpu and any(block_of(each) is not None for each in listed_tensors(args)):
+            host.uses_gpu = True  # by a tensor that another has made: an argument of a spawn, what a queue has brought
         if device.helpers_at is not None and device.helpers_at != position(_DISPATCH):
             device.helpers_at = None
             host.detours -= 1

@@ -21,7 +21,6 @@ from kernbench.errors import KernbenchError
 from kernbench.input_files import whole_number
 from kernbench.torch_backend.gpu.device import software_versions
 from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus
-from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.process_groups import threads_as_ranks
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -79,17 +78,6 @@ def install(
         module = sys.modules.get(owner_name)
         if module is not None and vars(module).get("init_process_group") is stock:
             vars(module)["init_process_group"] = init_process_group
-
-
-def tell(patches: Patches, gpus: NodeGpus, properties: Mapping[str, Any], cuda: str | None, refusal: str) -> None:
-    """Have a process that is no rank, and becomes none, answer what programs ask of GPUs before they start ranks.
-
-    Args:
-        gpus, properties, cuda: as of :func:`install`.
-        refusal: what it says when it uses one.
-    """
-    for owner, name, value in _told(_Waiting(None, lambda: None, gpus, refusal), properties, cuda):
-        patches.set(owner, name, value)
 
 
 def _told(
@@ -151,15 +139,8 @@ class _Waiting:
         joined: whether it has become a rank. What programs had put around these functions still calls them.
     """
 
-    def __init__(
-        self,
-        join: Join | None,
-        named: Callable[[], tuple[int, int] | None],
-        gpus: NodeGpus,
-        refusal: str = _NO_RANK_YET,
-    ) -> None:
-        self._join = join
-        self._refusal = refusal
+    def __init__(self, join: Join, named: Callable[[], tuple[int, int] | None], gpus: NodeGpus) -> None:
+        self._join: Join | None = join  # None: it has begun to
         self._named = named
         self._gpus = gpus
         self.device: int | None = None
@@ -201,7 +182,7 @@ class _Waiting:
         if self._join is not None and who is not None:
             self._become(*who)
             return
-        raise KernbenchError(self._refusal)
+        raise KernbenchError(_NO_RANK_YET)
 
     def before(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         """``init_process_group``, before which the process learns that it is a rank."""
