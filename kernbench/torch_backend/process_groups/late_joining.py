@@ -81,7 +81,7 @@ def install(
             vars(module)["init_process_group"] = init_process_group
 
 
-def tell(patches: Patches, gpus: NodeGpus, properties: Mapping[str, Any], cuda: str | None, refusal: str) -> None:
+def tell(patches: Patches, gpus: NodeGpus, properties: Mapping[str, object], cuda: str | None, refusal: str) -> None:
     """Have a process that is no rank, and becomes none, answer what programs ask of GPUs before they start ranks.
 
     Args:
@@ -203,7 +203,7 @@ class _Waiting:
             return
         raise KernbenchError(self._refusal)
 
-    def before(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+    def before(self, stock: Callable[..., object]) -> Callable[..., Any]:
         """``init_process_group``, before which the process learns that it is a rank."""
 
         @functools.wraps(stock)
@@ -243,7 +243,7 @@ def _replaced_by_programs() -> Iterator[tuple[ModuleType, str, FunctionType]]:
                     yield module, name, value
 
 
-def _who(stock: Callable[..., Any], args: Any, kwargs: Any) -> tuple[int, int] | None:
+def _who(stock: Callable[..., object], args: Any, kwargs: Any) -> tuple[int, int] | None:
     """Rank and size of the world that a call speaks of; None if it does not say, which torch complains of."""
     names = stock.__code__.co_varnames[: stock.__code__.co_argcount]
     given = {**dict(zip(names, args, strict=False)), **kwargs}
