@@ -20,7 +20,7 @@ Point: TypeAlias = dict[str, Any]
 Filter: TypeAlias = "str | Callable[[Point], bool]"
 
 
-def cdiv(a: Any, b: Any) -> Any:
+def cdiv(a: Any, b: object) -> Any:
     """``a / b``, rounded up."""
     return -(-a // b)
 
@@ -45,7 +45,7 @@ _ALLOWED = (
 )  # fmt: skip
 
 
-def expand(axes: Mapping[str, Sequence[Any]], where: Iterable[Filter] = ()) -> list[Point]:
+def expand(axes: Mapping[str, Sequence[object]], where: Iterable[Filter] = ()) -> list[Point]:
     """Every combination of the axes' values that passes all filters, the last axis running fastest.
 
     Args:
@@ -68,7 +68,7 @@ def expand(axes: Mapping[str, Sequence[Any]], where: Iterable[Filter] = ()) -> l
     return [point for point in points if all(keep(point) for keep in filters)]
 
 
-def label(point: Mapping[str, Any]) -> str:
+def label(point: Mapping[str, object]) -> str:
     """``"dtype=fp16,world_size=8"``; text that is no word is quoted, so that ``1`` and ``"1"`` differ."""
     return ",".join(
         f"{name}={value if not isinstance(value, str) or value.isidentifier() else repr(value)}"
@@ -140,26 +140,26 @@ def _quiet() -> Iterator[None]:
         yield
 
 
-def _power(base: Any, exponent: Any) -> Any:
+def _power(base: object, exponent: Any) -> Any:
     if isinstance(base, int) and isinstance(exponent, int) and base.bit_length() * exponent > _MOST_BITS:
         raise ValueError("the number is too large")
     return base**exponent
 
 
-def _shifted(value: Any, places: Any) -> Any:
+def _shifted(value: object, places: Any) -> Any:
     if isinstance(places, int) and places > _MOST_BITS:
         raise ValueError("the number is too large")
     return value << places
 
 
-def _times(left: Any, right: Any) -> Any:
+def _times(left: object, right: Any) -> Any:
     for several, count in ((left, right), (right, left)):
         if isinstance(several, (str, list, tuple)) and isinstance(count, int) and len(several) * count > _MOST_ITEMS:
             raise ValueError("text or a list becomes too long")
     return left * right
 
 
-def _modulo(left: Any, right: Any) -> Any:
+def _modulo(left: object, right: Any) -> Any:
     if isinstance(left, str):
         raise ValueError("text has no remainder")
     return left % right

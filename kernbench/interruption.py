@@ -68,7 +68,7 @@ def _would_drop(frame: Any) -> bool:
     return False
 
 
-def _comes_again(signum: int, frame: Any) -> bool:
+def _comes_again(signum: int, frame: object) -> bool:
     """Whether a signal has come at a moment at which what is raised may be dropped: then it comes again."""
     dropped = _would_drop(frame)
     if dropped:
@@ -100,7 +100,7 @@ class EndingHandler:
         """Whether this is the process that it was made in."""
         return os.getpid() == self._process
 
-    def __call__(self, signum: int, frame: Any) -> None:
+    def __call__(self, signum: int, frame: object) -> None:
         """A signal has come."""
         if self.is_mine:
             if _comes_again(signum, frame):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
 
 import click
 from click.shell_completion import CompletionItem
@@ -23,7 +22,7 @@ class Name(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.
         self._known = known
         self._files = files
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """Any text: whether there is such a thing is said by what reads it."""
         return str(value)
 
@@ -44,7 +43,7 @@ class Names(click.ParamType):  # type: ignore[type-arg]  # generic since click 8
         self.name = f"{each.name},..."
         self._each = each
 
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
         """The text as it stands."""
         return str(value)
 

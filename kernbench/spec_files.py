@@ -34,7 +34,7 @@ def read_spec(path: Path, model: type[Model], *, list_as: str = "") -> Model:
     raise AssertionError("a file that fails has at least one problem")  # pragma: no cover
 
 
-def check_json(data: Any, model: type[Model], path: str | Path) -> Model:
+def check_json(data: object, model: type[Model], path: str | Path) -> Model:
     """The validated contents of a JSON file. Raises ConfigError, of one line, that names the first five that are wrong."""
     try:
         return model.model_validate(data)
@@ -77,7 +77,7 @@ def _fields_at(model: type[BaseModel], loc: tuple[str | int, ...]) -> dict[str, 
     return dict(current.model_fields)
 
 
-def _model_in(annotation: Any) -> type[BaseModel] | None:
+def _model_in(annotation: object) -> type[BaseModel] | None:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
     return next((found for part in get_args(annotation) if (found := _model_in(part))), None)

@@ -68,7 +68,7 @@ def config_row(config: Any) -> Row:
     return row | {name: value for name, value in options.items() if value is not None}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
@@ -111,7 +111,7 @@ class AutotuneCallback:
     __call__ = on_step_end
 
 
-def _quietly(work: Callable[[], Any]) -> Any:
+def _quietly(work: Callable[[], object]) -> Any:
     try:
         return work()
     except Exception:

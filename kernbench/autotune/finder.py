@@ -47,7 +47,7 @@ def find_autotuners() -> list[FoundAutotuner]:
     return sorted(found.values(), key=lambda each: (each.module, each.name))
 
 
-def is_autotuner(value: Any) -> bool:
+def is_autotuner(value: object) -> bool:
     """Whether it has a ``cache`` of choices, the ``configs`` to choose from, and a function beneath."""
     attributes = _attributes(value)
     return (
@@ -57,12 +57,12 @@ def is_autotuner(value: Any) -> bool:
     )
 
 
-def home_of(tuner: Any) -> str:
+def home_of(tuner: object) -> str:
     """The module in which the function beneath was written."""
     return str(getattr(base_function(tuner), "__module__", ""))
 
 
-def base_function(tuner: Any) -> Any:
+def base_function(tuner: object) -> Any:
     """The Python function beneath an autotuner, heuristics and the jitted function."""
     value = getattr(tuner, "base_fn", None) or tuner
     for _ in range(8):
@@ -73,7 +73,7 @@ def base_function(tuner: Any) -> Any:
     return value
 
 
-def _layers(value: Any) -> Iterator[Any]:
+def _layers(value: object) -> Iterator[Any]:
     """The value and what it wraps: an autotuner may be under heuristics."""
     for _ in range(8):
         yield value
@@ -82,7 +82,7 @@ def _layers(value: Any) -> Iterator[Any]:
             return
 
 
-def _attributes(value: Any) -> dict[str, Any]:
+def _attributes(value: object) -> dict[str, Any]:
     """The instance's own attributes, without running any code of its class: some modules' globals warn when touched."""
     try:
         attributes = object.__getattribute__(value, "__dict__")

@@ -41,7 +41,7 @@ class Ranked:
 
 def rank_configs(
     kernel: Any,
-    grid: Any,
+    grid: object,
     arguments: Mapping[str, Any],
     *,
     device: Any = "h100_sxm",
@@ -75,7 +75,7 @@ def rank_configs(
     return ranked
 
 
-def configs_of(kernel: Any) -> list[dict[str, Any]]:
+def configs_of(kernel: object) -> list[dict[str, Any]]:
     """The configs of an autotuned kernel, as rows."""
     return [config_row(config) for config in getattr(kernel, "configs", [])]
 
@@ -86,7 +86,12 @@ def target_of(device: DeviceSpec) -> str:
 
 
 def _predict(
-    kernel: Any, grid: Any, arguments: Mapping[str, Any], config: dict[str, Any], device: DeviceSpec, model: ConfigModel
+    kernel: Any,
+    grid: object,
+    arguments: Mapping[str, Any],
+    config: dict[str, Any],
+    device: DeviceSpec,
+    model: ConfigModel,
 ) -> Ranked:
     from kernbench.triton_engine import activate, deactivate, get_target, resources, set_target
     from kernbench.triton_engine.launching import sampled_launches

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 from kernbench.autotune import collect
 from kernbench.plugins.specs import Plugin
@@ -32,11 +31,11 @@ class AutotuneReport(Plugin):
         for row in collect.collect_autotune_configs():
             self._rows.setdefault(json.dumps(row, sort_keys=True), row)
 
-    def kernbench_rank_ended(self, event: Any) -> None:
+    def kernbench_rank_ended(self, event: object) -> None:
         """Look before its autotuners go."""
         self.look()
 
-    def kernbench_rank_failed(self, event: Any) -> None:
+    def kernbench_rank_failed(self, event: object) -> None:
         """Look before its autotuners go."""
         self.look()
 

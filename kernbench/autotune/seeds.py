@@ -51,7 +51,7 @@ class _File(BaseModel):
 
 
 def entry(
-    kernel: Any, arguments: Mapping[str, Any], key_names: Sequence[str], ranked: Sequence[Ranked]
+    kernel: object, arguments: Mapping[str, object], key_names: Sequence[str], ranked: Sequence[Ranked]
 ) -> dict[str, Any]:
     """One ranking as it stands in a file."""
     return {
@@ -66,7 +66,7 @@ def entry(
     }
 
 
-def write_seeds(path: str | Path, device: str, entries: Sequence[Mapping[str, Any]]) -> None:
+def write_seeds(path: str | Path, device: str, entries: Sequence[Mapping[str, object]]) -> None:
     """Write a file of rankings, whole or not at all."""
     text = json.dumps({"format": FORMAT, "device": device, "entries": list(entries)}, indent=1)
     write_file(path, text + "\n")
@@ -83,7 +83,7 @@ def read_seeds(path: str | Path) -> list[dict[str, object]]:
     return list(document["entries"])
 
 
-def kernel_name(kernel: Any) -> str:
+def kernel_name(kernel: object) -> str:
     """``module.function`` of a kernel, whatever wraps it. The module of a script is its file's name."""
     function = base_function(kernel)
     module = function.__module__
@@ -92,7 +92,7 @@ def kernel_name(kernel: Any) -> str:
     return f"{module}.{function.__qualname__}"
 
 
-def key_of(arguments: Mapping[str, Any], key_names: Sequence[str]) -> dict[str, Any]:
+def key_of(arguments: Mapping[str, object], key_names: Sequence[str]) -> dict[str, Any]:
     """The autotuner's key of a launch, labelled: values of its key names, and the element types of the tensors."""
     values = [arguments[name] for name in key_names if name in arguments]
     names = [name for name in key_names if name in arguments]
@@ -112,7 +112,7 @@ def prune_from(path: str | Path, kernel: str, *, keep: int = 1) -> Prune:
     """
     entries = [each for each in read_seeds(path) if each["kernel"] == kernel]
 
-    def prune(configs: list[Any], named_args: Mapping[str, Any], **kwargs: object) -> list[Any]:
+    def prune(configs: list[Any], named_args: Mapping[str, object], **kwargs: object) -> list[Any]:
         arguments = {**named_args, **kwargs}
         best = _nearest(entries, arguments)
         if best is None:
@@ -138,7 +138,7 @@ def seeded(path: str | Path, *, keep: int = 1) -> Callable[[TunerT], TunerT]:
         own = getattr(tuner, "early_config_prune", None)
         seeds = prune_from(path, kernel_name(tuner), keep=keep)
 
-        def prune(configs: list[Any], named_args: Mapping[str, Any], **kwargs: object) -> list[Any]:
+        def prune(configs: list[Any], named_args: Mapping[str, object], **kwargs: object) -> list[Any]:
             left = own(configs, named_args, **kwargs) if own is not None else configs
             return seeds(left, named_args, **kwargs)
 
@@ -148,18 +148,18 @@ def seeded(path: str | Path, *, keep: int = 1) -> Callable[[TunerT], TunerT]:
     return decorate
 
 
-def _row_key(row: Mapping[str, Any]) -> str:
+def _row_key(row: Mapping[str, object]) -> str:
     return json.dumps(row, sort_keys=True)
 
 
-def _nearest(entries: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _nearest(entries: Sequence[Mapping[str, Any]], arguments: Mapping[str, object]) -> Mapping[str, Any] | None:
     """The ranking of the nearest key: equal in everything that is no size, sizes compared by their ratio."""
     scored = [(_distance(each["key"], key_of(arguments, each["key_names"])), at) for at, each in enumerate(entries)]
     distance, at = min(scored, default=(inf, 0))
     return entries[at] if distance < inf else None
 
 
-def _distance(one: Mapping[str, Any], other: Mapping[str, Any]) -> float:
+def _distance(one: Mapping[str, object], other: Mapping[str, Any]) -> float:
     if one.keys() != other.keys():
         return inf
     total = 0.0

@@ -100,7 +100,7 @@ def tune(
 
 
 def _grid(each: Entry, point: Point) -> Callable[[Mapping[str, object]], tuple[int, ...]]:
-    def grid(meta: Mapping[str, Any]) -> tuple[int, ...]:
+    def grid(meta: Mapping[str, object]) -> tuple[int, ...]:
         numbers = {name: value for name, value in meta.items() if isinstance(value, (bool, int, float, str))}
         sizes = [_evaluate(size, {**numbers, **point}, f"{each.kernel}: grid") for size in each.grid]
         if wrong := [
@@ -112,7 +112,7 @@ def _grid(each: Entry, point: Point) -> Callable[[Mapping[str, object]], tuple[i
     return grid
 
 
-def _argument(text: Any, point: Point, where: str) -> Any:
+def _argument(text: object, point: Point, where: str) -> Any:
     """A tensor, or the value of an expression."""
     if not isinstance(text, str):
         return text
@@ -133,7 +133,7 @@ def _argument(text: Any, point: Point, where: str) -> Any:
         raise ConfigError(f"{where}: no tensor of shape {shortened(shape)}: {shortened(error, 200)}") from None
 
 
-def _evaluate(text: Any, names: Mapping[str, Any], where: str) -> Any:
+def _evaluate(text: object, names: Mapping[str, object], where: str) -> Any:
     if not isinstance(text, str):
         return text
     try:

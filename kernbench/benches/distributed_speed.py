@@ -140,7 +140,7 @@ def all_reduce(label: str, unit: str, size: int, repeats: int, goals: Mapping[st
 class EmptyMode(TorchDispatchMode):
     """What the least that sees every operation costs: torch's own mode, which does nothing."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation."""
         return func(*args, **(kwargs or {}))
 

@@ -203,7 +203,7 @@ def step_seconds(build: Callable[[CostPlan], nn.Module], plan: CostPlan, races: 
     return _best(_worker, build, plan, races)
 
 
-def _best(worker: Callable[..., None], what: Any, plan: CostPlan, races: bool) -> float:
+def _best(worker: Callable[..., None], what: object, plan: CostPlan, races: bool) -> float:
     marks: list[float] = []
     with kernbench.simulate("dgx_h100", races=races) as ctx:
         ctx.multiprocessing.spawn(worker, args=(what, plan, marks), nprocs=plan.world)
@@ -214,7 +214,7 @@ def figures(plan: CostPlan | None = None) -> list[Comparison]:
     """One for each program, one for each kernel, and one of memory."""
     chosen = plan or CostPlan()
 
-    def compared(name: str, unit: str, measure: Callable[..., float], what: Any, goal: str) -> Comparison:
+    def compared(name: str, unit: str, measure: Callable[..., float], what: object, goal: str) -> Comparison:
         modes = {"races": True, "off": False}
         sides = {mode: Side(lambda on=on: measure(what, chosen, races=on)) for mode, on in modes.items()}  # type: ignore[misc]
         return Comparison(f"{name}, {chosen.world} ranks", unit, lambda: sides, {"off": GOALS[goal]})

@@ -205,7 +205,7 @@ class CollectiveRunner:
         costs = selection if self.has_library else None
         return self._keep(asked, Request(op, served, plan, root, offsets, build, costs, how, "; ".join(notes)))
 
-    def _keep(self, asked: tuple[Any, ...], found: Request) -> Request:
+    def _keep(self, asked: tuple[object, ...], found: Request) -> Request:
         """Remember a request whose plan is small, and give it back."""
         if len(found.plan) <= _KEPT_PLAN:
             if len(self._kept) >= _KEPT_PLANS:

@@ -229,7 +229,7 @@ def _problem(error: Any, name: str, places: Mapping[tuple[str, ...], str]) -> st
     return f"{place}: {error['msg']}, found {describe(error['input'])}"
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return value if isinstance(value, str) else describe(value)
 
 

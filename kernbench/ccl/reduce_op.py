@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
@@ -32,7 +31,7 @@ class ReduceOp(enum.Enum):
     __hash__ = object.__hash__  # there is one of each: Python's own hashes its name, in Python
 
     @classmethod
-    def parse(cls, op: Any) -> ReduceOp:
+    def parse(cls, op: object) -> ReduceOp:
         """Read an op given as ours, as a string (``"sum"``, ``"prod"``, ``"mean"``, any case) or as torch's own."""
         if isinstance(op, cls):
             return op

@@ -30,7 +30,7 @@ def points_bar(title: str) -> Iterator[Callable[[object, int, int], None]]:
             else:
                 other(message, category, *where, **more)
 
-        def advance(_: Any, done: int, total: int) -> None:
+        def advance(_: object, done: int, total: int) -> None:
             bar.update(line, completed=done, total=total)
 
         warnings.showwarning = show

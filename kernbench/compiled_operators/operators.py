@@ -55,7 +55,7 @@ class Operators:
     def value(self, what: Function) -> Function: ...
     @overload
     def value(self, what: str) -> Callable[[Function], Function]: ...
-    def value(self, what: Any) -> Any:
+    def value(self, what: object) -> Any:
         """Have a function compute the operator that is called as it, or by the name given: it takes arguments by their names in
         the schema, writes those that the schema says are written, and returns the others' results."""
         return _kept(self.values, what)
@@ -64,7 +64,7 @@ class Operators:
     def shape(self, what: Function) -> Function: ...
     @overload
     def shape(self, what: str) -> Callable[[Function], Function]: ...
-    def shape(self, what: Any) -> Any:
+    def shape(self, what: object) -> Any:
         """Have a function give new results of the right shapes, from tensors of the device ``meta``."""
         return _kept(self.shapes, what)
 
@@ -72,12 +72,12 @@ class Operators:
     def program(self, what: Function) -> Function: ...
     @overload
     def program(self, what: str) -> Callable[[Function], Function]: ...
-    def program(self, what: Any) -> Any:
+    def program(self, what: object) -> Any:
         """Have a function do what the operator does on the host: what it launches and allocates is recorded, and is all that
         takes time. It takes arguments by their names in the schema."""
         return _kept(self.programs, what)
 
-    def cost(self, what: Any) -> Any:
+    def cost(self, what: object) -> Any:
         """Have a function say what a call costs: it is given :class:`~kernbench.cost.by_values.CallOperands` and returns
         :class:`~kernbench.cost.StatedWork`, or seconds."""
         return _kept(self.costs, what)
@@ -128,7 +128,7 @@ class Operators:
 def _kept(functions: dict[str, Any], what: Any) -> Any:
     if isinstance(what, str):
 
-        def keep(function: Any) -> Any:
+        def keep(function: object) -> Any:
             functions[what] = function
             return function
 

@@ -37,7 +37,7 @@ class SeenOperand:
 
     __slots__ = ("_look", "elements", "format", "looked_at", "nbytes", "shape")
 
-    def __init__(self, operand: Operand, look: Callable[[], Any] = lambda: None) -> None:
+    def __init__(self, operand: Operand, look: Callable[[], object] = lambda: None) -> None:
         self.shape: Shape = operand.shape
         self.format = operand.format
         self.elements = prod(operand.shape)
@@ -64,7 +64,7 @@ class CallOperands(Mapping[str, Any]):
         results: the tensors that it gives.
     """
 
-    def __init__(self, arguments: Mapping[str, Any], results: Sequence[SeenOperand]) -> None:
+    def __init__(self, arguments: Mapping[str, object], results: Sequence[SeenOperand]) -> None:
         self._arguments = arguments
         self.results = list(results)
 

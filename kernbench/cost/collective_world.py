@@ -6,7 +6,6 @@ import math
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from kernbench.cost.generations import TRANSPORTS, CollectiveConstants, Transport, generation_of
 from kernbench.errors import ConfigError
@@ -68,7 +67,7 @@ class CollectiveWorld:
         return self.net_latency + self.transport.step[algorithm, protocol]
 
 
-def resolve_system(system: Any) -> SystemSpec:
+def resolve_system(system: object) -> SystemSpec:
     """The system that a shipped name, a YAML path, a handle, a Topology or a SystemSpec means.
 
     Raises ConfigError when there is no such file, or for anything else.

@@ -24,7 +24,7 @@ _COPY_FLOOR = 3.0e-6
 
 
 def collective_time(
-    system: Any,
+    system: object,
     collective: str,
     nbytes: Any,
     *,

@@ -77,7 +77,7 @@ def is_matrix_operation(name: str) -> bool:
 def estimate_op(
     name: str,
     shapes: Shapes,
-    dtype: Any,
+    dtype: object,
     device: GivenDevice,
     *,
     outputs: Shapes = (),
@@ -492,7 +492,9 @@ class OpCosts:
         found = host.launch * further + host.tensor * tensors + host.unit * row.keeps_books(given, made)
         return host.factor * (found + host.library * row.chosen)
 
-    def _price(self, name: str, inputs: Tensors, outputs: Tensors, how: tuple[bool, str], key: tuple[Any, ...]) -> Cost:
+    def _price(
+        self, name: str, inputs: Tensors, outputs: Tensors, how: tuple[bool, str], key: tuple[object, ...]
+    ) -> Cost:
         flag, layout = how
         given, made = (tuple(Operand.of(shape, dtype) for shape, dtype in tensors) for tensors in (inputs, outputs))
         stated = self.stated(name)

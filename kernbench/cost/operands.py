@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from kernbench.topology.dtypes import ITEM_BYTES, canonical_dtype
 
@@ -37,7 +37,7 @@ class Operand(NamedTuple):
         return self.values == 2 and self.format != "fp4"
 
     @classmethod
-    def of(cls, shape: Sequence[int], dtype: Any) -> Operand:
+    def of(cls, shape: Sequence[int], dtype: object) -> Operand:
         """An operand whose dtype is torch's own or a name; one that descriptions do not know counts as the widest float."""
         dims = tuple(int(dim) for dim in shape)
         return cls(dims, *_format(str(dtype)))

@@ -63,7 +63,7 @@ class OperatorCost:
         found: OperationWork | float = self._asked(operands)
         return found
 
-    def cost_of(self, found: Any, nbytes: int, device: DeviceSpec) -> Cost:
+    def cost_of(self, found: object, nbytes: int, device: DeviceSpec) -> Cost:
         """The cost of what the function has said; ``nbytes``: of all tensors. Raises ConfigError if that is no cost."""
         if isinstance(found, RaggedAttention | MatrixWork):
             return found.cost(device)
@@ -151,7 +151,7 @@ def register(name: str, cost: CostFunction | None = None, *, like: str = "", rep
     return Registration(known)
 
 
-def operator_cost(name: str, cost: Any, owner: str = "kernbench.cost.register") -> OperatorCost:
+def operator_cost(name: str, cost: object, owner: str = "kernbench.cost.register") -> OperatorCost:
     """A cost as :func:`register` and plugins give it: a function, or the name of a torch operator. Raises ConfigError."""
     known = qualified(name)
     if callable(cost):
@@ -165,7 +165,7 @@ def operator_cost(name: str, cost: Any, owner: str = "kernbench.cost.register") 
     return OperatorCost(known, None, cost, owner)
 
 
-def brought(given: Mapping[str, tuple[Any, str]]) -> dict[str, OperatorCost]:
+def brought(given: Mapping[str, tuple[object, str]]) -> dict[str, OperatorCost]:
     """The costs that plugins bring: by name, each with its owner. Raises ConfigError."""
     costs = [operator_cost(name, cost, owner) for name, (cost, owner) in given.items()]
     for each in costs:
@@ -199,7 +199,7 @@ def seeing_values(brought_by_plugins: Mapping[str, OperatorCost]) -> dict[str, O
     return {name: each for name, each in known.items() if each.sees_values}
 
 
-def tell_changes(costs: Any) -> None:
+def tell_changes(costs: object) -> None:
     """From now on ``costs.forget()`` is called whenever something is registered or taken back, as long as it lives."""
     _told.add(costs)
 

@@ -28,24 +28,24 @@ _THREADS = 512
 _WARP = 32
 
 
-def like_result(given: Operands, made: Operands, args: Sequence[Any], device: DeviceSpec) -> Iterable[float]:
+def like_result(given: Operands, made: Operands, args: Sequence[object], device: DeviceSpec) -> Iterable[float]:
     """A gradient of softmax: the products of gradient and result."""
     return [made[0].nbytes] if made else []
 
 
-def log_sum_exp(given: Operands, made: Operands, args: Sequence[Any], device: DeviceSpec) -> Iterable[float]:
+def log_sum_exp(given: Operands, made: Operands, args: Sequence[object], device: DeviceSpec) -> Iterable[float]:
     """Exponentials of all, and the largest of each row."""
     return [prod(given[0].shape) * _itemsize(made[0]), made[0].nbytes] if given and made else []
 
 
-def sampled(given: Operands, made: Operands, args: Sequence[Any], device: DeviceSpec) -> Iterable[float]:
+def sampled(given: Operands, made: Operands, args: Sequence[object], device: DeviceSpec) -> Iterable[float]:
     """One sample of each row, or several that are not put back: a random number for each weight."""
     replaces = len(args) > 2 and bool(args[2])
     once = bool(made) and prod(made[0].shape) * given[0].shape[-1] == prod(given[0].shape)
     return [given[0].nbytes] if once or not replaces else []
 
 
-def sorted_rows(given: Operands, made: Operands, args: Sequence[Any], device: DeviceSpec) -> Iterable[float]:
+def sorted_rows(given: Operands, made: Operands, args: Sequence[object], device: DeviceSpec) -> Iterable[float]:
     """Keys and indices once more for each pass: of whole rows where they are few or long, by row otherwise."""
     keys = given[0]
     dim = next((each for each in args[1:] if type(each) is int), -1) if keys.shape else 0
@@ -61,7 +61,7 @@ def sorted_rows(given: Operands, made: Operands, args: Sequence[Any], device: De
     return [rows * length * _INT64, rows * length * (size + _INT64)]
 
 
-def distances(given: Operands, made: Operands, args: Sequence[Any], device: DeviceSpec) -> Iterable[float]:
+def distances(given: Operands, made: Operands, args: Sequence[object], device: DeviceSpec) -> Iterable[float]:
     """Euclidean distances of more than 25 points are a product of the points with their squares beside them."""
     if len(given) < 2 or (len(args) > 2 and args[2] != 2.0) or max(each.shape[-2] for each in given[:2]) <= 25:
         return []
@@ -84,7 +84,7 @@ def flash_gradient(given: Operands, made: Operands, args: Sequence[Any], device:
     return pieces
 
 
-def efficient_gradient(given: Operands, made: Operands, args: Sequence[Any], device: DeviceSpec) -> Iterable[float]:
+def efficient_gradient(given: Operands, made: Operands, args: Sequence[object], device: DeviceSpec) -> Iterable[float]:
     """The queries' gradient in 32 bits, in tiles that each have a lock, and a sum for each query. UNVERIFIED for heads wider
     than 64."""
     batch, heads, tokens, width = given[1].shape
@@ -94,7 +94,7 @@ def efficient_gradient(given: Operands, made: Operands, args: Sequence[Any], dev
     return [size, batch * heads * tokens * _FP32]
 
 
-def layout_copies_of(given: Operands, made: Operands, args: Sequence[Any], device: DeviceSpec) -> Iterable[float]:
+def layout_copies_of(given: Operands, made: Operands, args: Sequence[object], device: DeviceSpec) -> Iterable[float]:
     """A convolution of images with channels first: image, result and filters with channels last, in the workspace of cuDNN [H].
     The passes of a gradient take it one after the other."""
     if device.target.backend != "cuda" or len(given) < 2 or not made:
@@ -106,7 +106,7 @@ def layout_copies_of(given: Operands, made: Operands, args: Sequence[Any], devic
     return [] if what is None else [sum(layout_copies(what, _itemsize(image)))]
 
 
-def recurrent_states(given: Operands, made: Operands, args: Sequence[Any], device: DeviceSpec) -> Iterable[float]:
+def recurrent_states(given: Operands, made: Operands, args: Sequence[object], device: DeviceSpec) -> Iterable[float]:
     """What cuDNN takes for the states of recurrent layers."""
     return [recurrent_workspace(given)]
 
@@ -118,7 +118,7 @@ def reduced(itemsize: int = 0) -> Scratch:
         itemsize: bytes of what is accumulated; 0: as wide as the values, and at least 32 bits.
     """
 
-    def scratch(given: Operands, made: Operands, args: Sequence[Any], device: DeviceSpec) -> Iterable[float]:
+    def scratch(given: Operands, made: Operands, args: Sequence[object], device: DeviceSpec) -> Iterable[float]:
         if not given or not made or not prod(given[0].shape):
             return []
         accumulated = itemsize or max(_FP32, int(_itemsize(given[0])))
@@ -127,7 +127,7 @@ def reduced(itemsize: int = 0) -> Scratch:
     return scratch
 
 
-def _dims(given: Operand, made: Operand, args: Sequence[Any]) -> set[int]:
+def _dims(given: Operand, made: Operand, args: Sequence[object]) -> set[int]:
     """The dimensions that are reduced."""
     rank = len(given.shape)
     if not rank:

@@ -53,7 +53,7 @@ class Choice:
 
 
 def choose(
-    system: Any,
+    system: object,
     collective: str,
     nbytes: float,
     *,

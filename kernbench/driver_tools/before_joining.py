@@ -15,7 +15,7 @@ def let_load_nvml() -> None:
     stock: Any = ctypes.CDLL.__init__
 
     @functools.wraps(stock)
-    def load(self: Any, name: Any, *args: object, **kwargs: object) -> None:
+    def load(self: object, name: object, *args: object, **kwargs: object) -> None:
         known = isinstance(name, str | bytes) and os.path.basename(os.fsdecode(name)).startswith("libnvidia-ml.so")
         if not known or nvidia_smi.VARIABLE not in os.environ:
             stock(self, name, *args, **kwargs)

@@ -189,7 +189,7 @@ def _csv(options: Mapping[str, str], rows: Sequence[Gpu]) -> list[str]:
     return lines
 
 
-def _table(system: Mapping[str, Any], gpus: Sequence[Gpu]) -> list[str]:
+def _table(system: Mapping[str, object], gpus: Sequence[Gpu]) -> list[str]:
     wide = 91
 
     def line(text: str) -> str:

@@ -44,7 +44,7 @@ def install(patches: Patches) -> None:
     """Let ranks load it."""
 
     @functools.wraps(_stock)
-    def load(self: Any, name: Any, *args: object, **kwargs: object) -> None:
+    def load(self: object, name: object, *args: object, **kwargs: object) -> None:
         device = current_device()
         known = isinstance(name, str | bytes) and os.path.basename(os.fsdecode(name)) in LIBRARIES
         if not known or device is None or not has_smi(device.simulation.topology):
@@ -55,7 +55,7 @@ def install(patches: Patches) -> None:
     patches.set(ctypes.CDLL, "__init__", load)
 
 
-def loaded(library: Any, name: Any) -> None:
+def loaded(library: Any, name: object) -> None:
     """``library``, a :class:`ctypes.CDLL`, is this one: in a rank, or in a process whose environment names GPUs."""
     library._name, library._handle, library._FuncPtr = name, 0, _function
 
@@ -88,7 +88,7 @@ def _function(name_and_library: tuple[str, Any]) -> Callable[..., Any]:
     return call
 
 
-def _of_the_machine(library: str, name: str, args: tuple[Any, ...]) -> Any:
+def _of_the_machine(library: str, name: str, args: tuple[object, ...]) -> Any:
     """What the machine's own library answers a program that has loaded ours in a rank."""
     try:
         own: Any = ctypes.CDLL.__new__(ctypes.CDLL)

@@ -254,7 +254,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
         """Connections, and until when each has to have sent its request; None: it has."""
         super().__init__(address, answer)
 
-    def process_request(self, request: Any, client_address: Any) -> None:
+    def process_request(self, request: Any, client_address: object) -> None:
         """As its mixin, with a name for the thread, and not for more connections than there may be."""
         with self._lock:
             busy = len(self._open) >= CONNECTIONS
@@ -275,7 +275,7 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
             self._open.pop(request, None)
         super().shutdown_request(request)
 
-    def has_asked(self, request: Any) -> None:
+    def has_asked(self, request: object) -> None:
         """A connection has sent its request."""
         with self._lock:
             if request in self._open:
@@ -290,11 +290,11 @@ class _Server(socketserver.ThreadingMixIn, socketserver.TCPServer):
                     with contextlib.suppress(OSError):
                         request.shutdown(socket.SHUT_RDWR)  # its thread reads the end, and closes it
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: object, client_address: object) -> None:
         """The client has gone, or its request is malformed: not reported."""
 
 
-def _listening(host: str, port: int, answer: Any) -> _Server:
+def _listening(host: str, port: int, answer: object) -> _Server:
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE

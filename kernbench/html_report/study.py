@@ -92,21 +92,21 @@ def write_study(path: str | Path, study: Study) -> None:
     write_page(path, filled("study.html", _SCRIPTS, study.title, Columns().packed(header)))
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     """As JSON has it: what is no number, text or truth value becomes text."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     return value if value is None or isinstance(value, (str, int, float)) else str(value)
 
 
-def columns_of(rows: Sequence[Mapping[str, Any]], units: Mapping[str, str]) -> list[StudyColumn]:
+def columns_of(rows: Sequence[Mapping[str, object]], units: Mapping[str, str]) -> list[StudyColumn]:
     """The columns of rows that have the same; ``units``: of some, by name. A name that ends in a unit says it itself."""
     endings = {"seconds": "s", "bytes": "B"}
     names = list(rows[0]) if rows else []
     return [StudyColumn(name, units.get(name, endings.get(name.rpartition("_")[2], ""))) for name in names]
 
 
-def failures_of(rows: Iterable[Mapping[str, Any]], names: Sequence[str]) -> list[tuple[str, str]]:
+def failures_of(rows: Iterable[Mapping[str, object]], names: Sequence[str]) -> list[tuple[str, str]]:
     """What rows with an ``error`` have failed with, the same ones together; ``names``: the columns that say which row it is."""
     alike: dict[str, list[str]] = {}
     for row in rows:

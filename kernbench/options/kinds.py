@@ -30,7 +30,7 @@ class ValueKind:
 def whole(least: int) -> ValueKind:
     """An integer, numpy's too; not True, which Python has for one."""
 
-    def read(value: Any) -> int:
+    def read(value: object) -> int:
         number = _index(value)
         if number < least:
             raise ValueError
@@ -42,7 +42,7 @@ def whole(least: int) -> ValueKind:
 def choice(*names: str) -> ValueKind:
     """One of these words."""
 
-    def read(value: Any) -> str:
+    def read(value: object) -> str:
         if not isinstance(value, str) or value not in names:
             raise ValueError
         return value
@@ -55,7 +55,7 @@ def instance(takes: str, *kinds: type | str) -> ValueKind:
     names = {kind for kind in kinds if isinstance(kind, str)}
     types = tuple(kind for kind in kinds if not isinstance(kind, str))
 
-    def read(value: Any) -> Any:
+    def read(value: object) -> Any:
         if not isinstance(value, types) and names.isdisjoint(base.__name__ for base in type(value).__mro__):
             raise TypeError
         return value
@@ -69,7 +69,7 @@ def _index(value: Any) -> int:
     return operator.index(value)
 
 
-def _seed(value: Any) -> int:
+def _seed(value: object) -> int:
     if abs(seed := _index(value)) >= 1 << 40:  # those of the ranks, a million times as large, are what torch takes
         raise ValueError
     return seed
@@ -87,13 +87,13 @@ def _seconds(value: Any) -> float:
     return float(value)
 
 
-def _paces(value: Any) -> dict[int, float]:
+def _paces(value: object) -> dict[int, float]:
     if not isinstance(value, Mapping):
         raise TypeError
     return {_index(rank): _number(factor) for rank, factor in value.items()}
 
 
-def _sips(value: Any) -> Any:
+def _sips(value: object) -> Any:
     if isinstance(value, Collection) and not isinstance(value, str):
         for each in value:
             _index(each)
@@ -102,13 +102,13 @@ def _sips(value: Any) -> Any:
     return value
 
 
-def _list(value: Any) -> Any:
+def _list(value: object) -> Any:
     if not isinstance(value, Iterable) or isinstance(value, str | Mapping):
         raise TypeError
     return value
 
 
-def _name(value: Any) -> str:
+def _name(value: object) -> str:
     if not isinstance(value, str) or not value:
         raise TypeError
     return value

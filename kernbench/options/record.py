@@ -46,7 +46,7 @@ class Option:
     output: bool = False
     none: bool = False
 
-    def read(self, value: Any) -> Any:
+    def read(self, value: object) -> Any:
         """The value that is meant by what was given. Raises ValueError or TypeError for what it cannot be."""
         if value is None and (self.none or self.default is None):
             return None
@@ -68,7 +68,7 @@ class Option:
         return [f"{flag}={each}" for each in (value if self.many else [value])]
 
 
-def option(kind: ValueKind, default: Any, about: str, *flags: str, **known: Any) -> Any:
+def option(kind: ValueKind, default: object, about: str, *flags: str, **known: Any) -> Any:
     """A field of a record."""
     return field(default=default, metadata={_ROW: Option("", kind, default, about, flags, **known)})
 
@@ -97,13 +97,13 @@ class Checked:
                 raise ConfigError(f"{row.name}={value!r}: expected {row.kind.takes}{known}") from None
 
 
-def changed(values: Any) -> dict[str, Any]:
+def changed(values: object) -> dict[str, Any]:
     """Of a record, the options that are not at their defaults, but those of what is printed or written."""
     rows = [row for row in options_of(type(values)) if not row.output]
     return {row.name: value for row in rows if (value := getattr(values, row.name)) != row.default}
 
 
-def command_line(values: Any, names: Collection[str] | None = None) -> list[str]:
+def command_line(values: object, names: Collection[str] | None = None) -> list[str]:
     """Of a record, the words of ``kernbench run`` that say the same; of ``names``, these alone."""
     given = changed(values)
     rows = [row for row in options_of(type(values)) if row.flags and row.name in given]

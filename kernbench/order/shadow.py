@@ -165,7 +165,7 @@ class Shadow:
                 self._meets(cell, cell.write, True, access, False)
         self._strided.append(Cell(region, None, {access.strand: access}))
 
-    def replaced(self, write: MemoryAccess, region: ByteRegion, values: Any = None, nbytes: int = 0) -> None:
+    def replaced(self, write: MemoryAccess, region: ByteRegion, values: object = None, nbytes: int = 0) -> None:
         """A write has replaced these bytes (:class:`~kernbench.order.weak.ReplacedBytes`)."""
         if self.earlier is None:
             self.earlier = EarlierBytes(self.nbytes)

@@ -25,7 +25,7 @@ Call = Callable[..., Any]
 class _PluggyManager(pluggy.PluginManager):
     """Pluggy's manager, to which a function with a hook's name needs no marker."""
 
-    def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
+    def parse_hookimpl_opts(self, plugin: object, name: str) -> Any:
         options = super().parse_hookimpl_opts(plugin, name)
         if options is None and name.startswith(specs.PREFIX) and _is_function(getattr(plugin, name, None)):
             return {}
@@ -78,7 +78,7 @@ class PluginManager:
         callers = self._hooks.get_hookcallers(self.plugin(name)) or []
         return sorted(caller.name for caller in callers)
 
-    def register(self, plugin: Any, name: str | None = None, *, source: str = "registered") -> str | None:
+    def register(self, plugin: object, name: str | None = None, *, source: str = "registered") -> str | None:
         """Add a plugin: a module, an object, or a class, which is called without arguments.
 
         A module may name its plugin in a global ``plugin``. Returns the plugin's name, None if it is left out (``no:NAME``).
@@ -158,7 +158,7 @@ class PluginManager:
                 self.broken[found.name] = reason(error)
                 warn(f"plugin {found.name} ({found.source}) is left out: {reason(error)}", error)
 
-    def extended(self, plugins: Iterable[Any]) -> PluginManager:
+    def extended(self, plugins: Iterable[object]) -> PluginManager:
         """These plugins and ``plugins``, for one simulation. A text is a reference as for :meth:`load`."""
         added = list(plugins)
         if not added:
@@ -209,13 +209,13 @@ class PluginManager:
 
         return tell
 
-    def _decide(self, hook: str, impl: Any, given: Mapping[str, Any]) -> Any:
+    def _decide(self, hook: str, impl: Any, given: Mapping[str, object]) -> Any:
         try:
             return impl.function(*[given[argument] for argument in impl.argnames])
         except Exception as error:
             raise PluginError(f"plugin {impl.plugin_name} failed in {hook}: {reason(error)}") from error
 
-    def first(self, hook: str, **given: Any) -> tuple[str, Any] | None:
+    def first(self, hook: str, **given: object) -> tuple[str, Any] | None:
         """The first result that is not None, and whose it is."""
         for impl in self._implementations(hook):
             result = self._decide(hook, impl, given)
@@ -291,7 +291,7 @@ class PluginManager:
                 raise PluginError(f"plugins {owners[name]} and {owner} both have an option {name!r}: leave one out")
         return found
 
-    def option_values(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def option_values(self, given: Mapping[str, object]) -> dict[str, Any]:
         """The value of every declared option: the given one, else the command line's, else its default.
 
         Raises :class:`PluginError` for one that no plugin has.
@@ -335,7 +335,7 @@ class PluginManager:
         return seconds
 
 
-def _is_function(value: Any) -> bool:
+def _is_function(value: object) -> bool:
     return inspect.isfunction(value) or inspect.ismethod(value)
 
 
@@ -343,7 +343,7 @@ def _turn(impl: Any) -> int:
     return -1 if impl.tryfirst else 1 if impl.trylast else 0
 
 
-def _add(found: dict[str, tuple[Any, str]], more: Mapping[str, tuple[Any, str]], hook: str) -> None:
+def _add(found: dict[str, tuple[Any, str]], more: Mapping[str, tuple[object, str]], hook: str) -> None:
     for name, (value, owner) in more.items():
         if name in found:
             raise PluginError(
@@ -352,7 +352,7 @@ def _add(found: dict[str, tuple[Any, str]], more: Mapping[str, tuple[Any, str]],
         found[name] = (value, owner)
 
 
-def _did_you_mean(plugin: Any) -> str:
+def _did_you_mean(plugin: object) -> str:
     for name in dir(plugin):
         if name.startswith(specs.PREFIX) and name not in specs.RULES and _is_function(getattr(plugin, name, None)):
             return did_you_mean(name, specs.RULES) or f"; hooks are {', '.join(specs.RULES)}"
@@ -368,7 +368,7 @@ def default_manager() -> PluginManager:
 
 
 @contextmanager
-def using(manager: PluginManager, given: Mapping[str, Any] | None = None) -> Iterator[None]:
+def using(manager: PluginManager, given: Mapping[str, object] | None = None) -> Iterator[None]:
     """For the length of a block, ``manager`` is the default one, with these values of its plugins' options."""
     before, manager.given = manager.given, dict(given or {})
     _in_use.append(manager)

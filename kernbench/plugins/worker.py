@@ -39,7 +39,7 @@ def worker_error(text: str) -> dict[str, str]:
     return {"error": text, "kind": ERROR_KIND}
 
 
-def is_worker_error(answer: Any) -> bool:
+def is_worker_error(answer: object) -> bool:
     """Whether an answer says that there is none."""
     return isinstance(answer, dict) and answer.get("kind") == ERROR_KIND
 
@@ -101,7 +101,7 @@ class Worker:
         """
         return self._call(method, arguments, self._patience if timeout is None else timeout)
 
-    def _call(self, method: str | None, arguments: Any, timeout: float) -> Any:
+    def _call(self, method: str | None, arguments: object, timeout: float) -> Any:
         self._number += 1
         lost = self._gone or self._write((_CALL, self._number, method, arguments))
         if lost:
@@ -122,7 +122,7 @@ class Worker:
             if not self._gone:
                 connection.settimeout(self._patience)
 
-    def _write(self, message: Any) -> str:
+    def _write(self, message: object) -> str:
         """Send; the reason if that cannot be done."""
         try:
             self._frames.write(message)
@@ -190,7 +190,7 @@ class WorkerPlugin(Plugin):
 
 
 def _forward(worker: Worker, hook: str) -> Callable[..., None]:
-    def forward(event: Any) -> None:
+    def forward(event: object) -> None:
         worker.send(hook, event)
 
     forward.__name__ = hook
@@ -263,14 +263,14 @@ def main(descriptor: int) -> None:
             close()
 
 
-def _make(reference: str, arguments: tuple[Any, ...]) -> tuple[Any, Any]:
+def _make(reference: str, arguments: tuple[object, ...]) -> tuple[Any, Any]:
     try:
         return load_reference(reference)(*arguments), None
     except Exception as error:
         return None, worker_error(reason(error)) | {"traceback": traceback.format_exc()}
 
 
-def _answer(handler: Any, method: str, arguments: tuple[Any, ...]) -> Any:
+def _answer(handler: object, method: str, arguments: tuple[object, ...]) -> Any:
     try:
         if method == "__hooks__":
             return [hook for hook in OBSERVED if callable(getattr(handler, hook, None))]

@@ -63,7 +63,7 @@ class Pointer:
         return (1,)
 
 
-def stand_in(value: Any, *, constexpr: bool, where: str) -> Any:
+def stand_in(value: object, *, constexpr: bool, where: str) -> Any:
     """The argument to compile with.
 
     Args:
@@ -95,7 +95,7 @@ def stand_in(value: Any, *, constexpr: bool, where: str) -> Any:
     )
 
 
-def text_of(value: Any) -> Any:
+def text_of(value: object) -> Any:
     """A value of a ``tl.constexpr``, or one that Triton made a constant of, as a spec writes it; :func:`stand_in` reads it.
 
     Raises:
@@ -112,7 +112,7 @@ def text_of(value: Any) -> Any:
     raise ValueError(f"a constant {value!r} cannot be written down")
 
 
-def type_text(text: Any, multiple_of_16: bool) -> str:
+def type_text(text: object, multiple_of_16: bool) -> str:
     """Triton's name of an argument's type as a spec writes it. Raises ValueError for one that has no stand-in."""
     name = str(text)
     if name.startswith("*") and name[1:] in DTYPES:

@@ -52,7 +52,7 @@ def listening(told: Callable[[object, Any, bool], None]) -> Iterator[None]:
 
     before = knobs.compilation.listener
 
-    def listener(*, src: object, metadata: Any, metadata_group: Any, times: Any, cache_hit: bool) -> None:
+    def listener(*, src: object, metadata: object, metadata_group: object, times: object, cache_hit: bool) -> None:
         told(src, metadata, bool(cache_hit))
         if before is not None:
             before(src=src, metadata=metadata, metadata_group=metadata_group, times=times, cache_hit=cache_hit)
@@ -69,7 +69,7 @@ def count_compiles() -> Iterator[CompileCount]:
     """Count the calls of Triton's compiler in this process. Nested blocks each count."""
     count = CompileCount()
 
-    def note(src: Any, metadata: Any, cache_hit: bool) -> None:
+    def note(src: object, metadata: Any, cache_hit: bool) -> None:
         name = str(getattr(src, "name", ""))
         count.events.append(CompileEvent(name, str(metadata["hash"]), cache_hit, _identity(src)))
 
@@ -90,7 +90,7 @@ def _identity(src: object) -> str:
     )
 
 
-def _captured(kernel: Any) -> list[tuple[str, str]]:
+def _captured(kernel: object) -> list[tuple[str, str]]:
     """Plain values that the kernel takes from its enclosing function: build flags of kernels made by a factory."""
     function = getattr(kernel, "fn", None)
     closure, code = getattr(function, "__closure__", None), getattr(function, "__code__", None)

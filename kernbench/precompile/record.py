@@ -35,7 +35,7 @@ class Record:
         self.entries: dict[str, Entry] = {}
         self.unnamed: dict[str, str] = {}
 
-    def add(self, src: Any, metadata: Mapping[str, Any]) -> None:
+    def add(self, src: Any, metadata: Mapping[str, object]) -> None:
         """Note one call of the compiler."""
         try:
             point = {**specialised_arguments(src), **launch_options(metadata)}
@@ -83,7 +83,7 @@ def record(path: str | Path | None = None) -> Iterator[Record]:
         found.write(path)
 
 
-def _reference(kernel: Any) -> str:
+def _reference(kernel: object) -> str:
     """``module:name`` by which another process finds the kernel. Raises ValueError if there is none."""
     function = getattr(kernel, "fn", None)
     if function is None:

@@ -115,9 +115,9 @@ _declared: dict[str, list[Space]] = {}
 
 def space(
     *,
-    axes: Mapping[str, Sequence[Any]] | None = None,
-    arguments: Mapping[str, Any] | None = None,
-    options: Mapping[str, Any] | None = None,
+    axes: Mapping[str, Sequence[object]] | None = None,
+    arguments: Mapping[str, object] | None = None,
+    options: Mapping[str, object] | None = None,
     where: Iterable[Filter] = (),
     targets: Sequence[str] = (),
 ) -> Callable[[KernelT], KernelT]:
@@ -250,7 +250,7 @@ def _check_names(each: Space, constexpr: Mapping[str, bool]) -> None:
         )
 
 
-def _value(text: Any, point: Point, where: str) -> Any:
+def _value(text: object, point: Point, where: str) -> Any:
     """A declared argument at one point."""
     if callable(text):
         try:

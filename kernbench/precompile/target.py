@@ -108,7 +108,7 @@ def _target_driver(target: str) -> object:
     return _drivers[target]
 
 
-def jit_function(kernel: Any) -> Any:
+def jit_function(kernel: object) -> Any:
     """The jitted function inside autotuners and heuristics."""
     seen = kernel
     while not (hasattr(seen, "params") and hasattr(seen, "arg_names")):
@@ -118,7 +118,7 @@ def jit_function(kernel: Any) -> Any:
     return seen
 
 
-def parameters(kernel: Any) -> dict[str, bool]:
+def parameters(kernel: object) -> dict[str, bool]:
     """Name of each parameter to whether it is a ``tl.constexpr``."""
     return {param.name: bool(param.is_constexpr) for param in jit_function(kernel).params}
 
@@ -135,13 +135,13 @@ def required(kernel: Any) -> set[str]:
     return names
 
 
-def configs(kernel: Any) -> list[dict[str, Any]]:
+def configs(kernel: object) -> list[dict[str, Any]]:
     """What each config of an autotuned kernel passes to a launch; one empty mapping for a kernel without."""
     found = getattr(kernel, "configs", None)
     return [dict(config.all_kwargs()) for config in found] if found else [{}]
 
 
-def forget_compiled(kernel: Any) -> None:
+def forget_compiled(kernel: object) -> None:
     """Drop what this process has compiled of the kernel, so that the cache on disk is asked the next time."""
     jit_function(kernel).device_caches.clear()
 

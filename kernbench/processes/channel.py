@@ -27,7 +27,7 @@ class Wire:
         """Close this end. Idempotent."""
         self.socket.close()
 
-    def send(self, item: Any) -> None:
+    def send(self, item: object) -> None:
         """Send an object; blocks while the other side has much to read. Raises OSError if that is gone."""
         body = pickle.dumps(item, pickle.HIGHEST_PROTOCOL)
         self.socket.sendall(_LENGTH.pack(len(body)) + body)
@@ -109,7 +109,7 @@ class _ExceptionPickler(pickle.Pickler):
     constructor, so that ``SystemExit(2)`` arrives with the code None.
     """
 
-    def reducer_override(self, obj: Any) -> Any:
+    def reducer_override(self, obj: object) -> Any:
         """See :class:`pickle.Pickler`."""
         return obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL) if isinstance(obj, BaseException) else NotImplemented
 

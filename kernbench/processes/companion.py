@@ -273,6 +273,6 @@ def stock_clock(name: str) -> Callable[..., object]:
     return _stock[name]
 
 
-def _otherwise(name: str, mine: Callable[..., Any]) -> Callable[..., Any]:
+def _otherwise(name: str, mine: Callable[..., object]) -> Callable[..., Any]:
     present: Callable[..., Any] = getattr(time, name)
     return _stock[name] if present is mine else present

@@ -41,7 +41,7 @@ _NO_WAIT = 1
 _INHERITED = object()
 
 
-def begin(module: Any = None) -> None:
+def begin(module: object = None) -> None:
     """The process has imported ``module``, by which it talks to others: it is a companion, unless it is a rank, or was one."""
     if not _here and os.environ.get(ADDRESS):
         companion = Companion(os.environ[ADDRESS])
@@ -110,11 +110,11 @@ def _install(companion: Companion, replaced: list[tuple[Any, str, Any]]) -> None
             _install_module(companion, replaced, found)
 
 
-def _name_of(value: Any, before: dict[str, Any]) -> str:
+def _name_of(value: object, before: dict[str, Any]) -> str:
     return next((name for name, stock in before.items() if value is stock), "")
 
 
-def _replace(replaced: list[tuple[Any, str, Any]], owner: Any, name: str, value: Any) -> None:
+def _replace(replaced: list[tuple[Any, str, Any]], owner: object, name: str, value: object) -> None:
     replaced.append((owner, name, vars(owner).get(name, _INHERITED)))
     setattr(owner, name, value)
 
@@ -131,7 +131,7 @@ def _install_module(companion: Companion, replaced: list[tuple[Any, str, Any]], 
         _replace(replaced, socket, "recv", _zmq_recv(companion, module, socket.recv))
 
 
-def _run(main: Any, *, loop_factory: Any = None, debug: bool | None = None, **_: object) -> Any:
+def _run(main: Any, *, loop_factory: object = None, debug: bool | None = None, **_: object) -> Any:
     """``uvloop.run``."""
     return asyncio.run(main, debug=debug)
 
@@ -296,7 +296,7 @@ def _giving_way(companion: Companion, stock: Callable[[], None]) -> Callable[[],
     return sched_yield
 
 
-def _zmq_poll(companion: Companion, poller: Any, stock: Callable[..., Any]) -> Callable[..., Any]:
+def _zmq_poll(companion: Companion, poller: Any, stock: Callable[..., object]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def poll(self: Any, timeout: float | None = None) -> Any:
         if not companion.open:
@@ -320,7 +320,7 @@ def _zmq_poll(companion: Companion, poller: Any, stock: Callable[..., Any]) -> C
     return poll
 
 
-def _zmq_recv(companion: Companion, zmq: Any, stock: Callable[..., Any]) -> Callable[..., Any]:
+def _zmq_recv(companion: Companion, zmq: Any, stock: Callable[..., object]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def recv(self: Any, flags: int = 0, *args: object, **kwargs: object) -> Any:
         if not companion.open:

@@ -70,7 +70,7 @@ class HeldSignals:
                 ):  # it was there before
                     signal.signal(each, handler)
 
-    def come(self, handler: Any, number: int, frame: Any) -> None:
+    def come(self, handler: Any, number: int, frame: object) -> None:
         """A signal has come."""
         if self._depth:
             self._come.append((handler, number))
@@ -82,18 +82,18 @@ class HeldSignals:
 class _Held:
     """A handler that is held."""
 
-    def __init__(self, signals: HeldSignals, handler: Any) -> None:
+    def __init__(self, signals: HeldSignals, handler: object) -> None:
         self.handler = handler
         self._signals = signals
 
-    def __call__(self, number: int, frame: Any) -> None:
+    def __call__(self, number: int, frame: object) -> None:
         self._signals.come(self.handler, number, frame)
 
 
-def _is_runs(handler: Any) -> bool:
+def _is_runs(handler: object) -> bool:
     """Whether it ends the run: the process that this one was forked from has it."""
     return str(getattr(handler, "__module__", "")).startswith("kernbench.scheduler.")
 
 
-def _given(handler: Any) -> Any:
+def _given(handler: object) -> Any:
     return handler.handler if isinstance(handler, _Held) else handler

@@ -60,7 +60,7 @@ class ThreadLanes:
         self.said: deque[tuple[tuple[Any, ...], bool]] = deque()
         self._found: dict[int, deque[Any]] = {SETTLE: deque(), LOOK: deque(), ASKED: self.said}
 
-    def read(self, otherwise: Callable[..., Any], *args: Any) -> None:
+    def read(self, otherwise: Callable[..., object], *args: object) -> None:
         """Take what has come to its lane, or call ``otherwise``. Raises EOFError or OSError at the wire's end."""
         wire = self._child.wire
         body = wire.taken()
@@ -85,7 +85,7 @@ class ThreadLanes:
             return False
         return True
 
-    def ask(self, number: int, about: Any) -> Any:
+    def ask(self, number: int, about: object) -> Any:
         """What the process answers when it is asked something, in main, while its threads wait."""
         self._child.wire.send((number, about))
         found = self._found[number]

@@ -68,7 +68,7 @@ class SentStream:
 
 
 def run(
-    child: Child, simulation: Simulation, environment: Environment, stores: StoreHost, body: Callable[[], Any]
+    child: Child, simulation: Simulation, environment: Environment, stores: StoreHost, body: Callable[[], object]
 ) -> NoReturn:
     """In a new process: be the rank, run its ``body``, and end."""
     try:
@@ -86,7 +86,7 @@ def run(
         leave(70)
 
 
-def _live(simulation: Simulation, side: RankSide, body: Callable[[], Any]) -> NoReturn:
+def _live(simulation: Simulation, side: RankSide, body: Callable[[], object]) -> NoReturn:
     error, trace, failed, ends = None, "", False, True
     try:
         body()

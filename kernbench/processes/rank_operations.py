@@ -77,7 +77,7 @@ class RankOperations:
         }
         """Of calls that are not here the answer may depend on what other ranks do before the rank's turn comes."""
 
-    def foresee(self, name: str, *args: Any) -> _Foreseen | None:
+    def foresee(self, name: str, *args: object) -> _Foreseen | None:
         """Of a call that waits, and is about to be resumed: what it will then have waited for, and what it gives.
 
         The clock moves up to the ends of what it has waited for. None: that is not certain before the rank's turn.
@@ -221,7 +221,7 @@ class RankOperations:
     def _changed_now(self, number: int) -> None:
         self._changed.add(number)
 
-    def _admitted(self, op: Operation, admit: Callable[..., None], *args: Any) -> None:
+    def _admitted(self, op: Operation, admit: Callable[..., None], *args: object) -> None:
         """Let a call in."""
         try:
             admit(*args)
@@ -231,7 +231,7 @@ class RankOperations:
 
     def _post(
         self, number: int, group: int, signature: tuple[Any, ...], inputs: _Regions, outputs: _Regions,
-        fields: _Fields, clock: float, stream: str, sip: int, place: tuple[str, int, str], splits: Any, shapes: Any,
+        fields: _Fields, clock: float, stream: str, sip: int, place: tuple[str, int, str], splits: Any, shapes: object,
         environ: Any, brought: Brought | None,
     ) -> None:  # fmt: skip
         op = self._made(number, fields, clock, stream, sip, brought)

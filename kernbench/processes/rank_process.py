@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from select import select
 from time import perf_counter, sleep  # the machine's own clock
-from typing import Any, NamedTuple, NoReturn
+from typing import NamedTuple, NoReturn
 
 from kernbench import interruption
 from kernbench.errors import HiddenBlockingError, KernbenchError, NoProgressError
@@ -304,7 +304,7 @@ def tell_where(stacks: int) -> None:
 
     def telling(stock: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(stock)
-        def send(*args: Any) -> None:
+        def send(*args: object) -> None:
             if ends_by_signal(args) is not None:
                 faulthandler.dump_traceback(file=stacks, all_threads=False)
             stock(*args)

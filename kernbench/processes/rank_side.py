@@ -420,11 +420,11 @@ class RankSide(Uplink):
         simulation.matcher.history.add(rank, group, -1, signature, op, location, peer, (tuple(tensor.shape),), nth)
         return op
 
-    def _assumptions_add(self, *look: Any) -> None:
+    def _assumptions_add(self, *look: object) -> None:
         """There, where the first look at a line is that of all ranks."""
         self.cast("assumed", *look)
 
-    def _assumptions_used(self, *use: Any) -> None:
+    def _assumptions_used(self, *use: object) -> None:
         self.cast("used", *use)
 
     def _assumptions_left_out(self, nbytes: int) -> None:
@@ -445,7 +445,7 @@ class RankSide(Uplink):
     def _limit(self, op: Operation, seconds: float, number: int, group: Communicator, asked_for: bool) -> None:
         self.cast("limit", self.number(op), seconds, number, self._number_of(group), asked_for)
 
-    def store(self, key: tuple[Any, ...], timeout: Any, name: str, args: Any, kwargs: Any) -> Any:
+    def store(self, key: tuple[object, ...], timeout: object, name: str, args: object, kwargs: object) -> Any:
         """A method of a ``torch.distributed`` store."""
         if name in _GIVE_NOTHING:
             self.cast("store", key, timeout, name, args, kwargs, self.host.clock)

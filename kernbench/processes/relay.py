@@ -302,13 +302,13 @@ class Relay:
             self._simulation.engine.fulfil_at(now, self._me.clock)
             self._simulation.waits.block_on(now)
 
-    def _answer(self, lane: ThreadLane, value: Any, raised: Any, clock: float) -> None:
+    def _answer(self, lane: ThreadLane, value: object, raised: object, clock: float) -> None:
         try:
             self._send(lane, value, raised, clock)
         except OSError:
             self._died()
 
-    def _send(self, lane: ThreadLane, value: Any, raised: Any, clock: float) -> None:
+    def _send(self, lane: ThreadLane, value: object, raised: object, clock: float) -> None:
         if self._keeper is not None:
             self._keeper.stir(look=lane.looked)
             lane.looked = False
@@ -375,7 +375,7 @@ class Relay:
         self._simulation.executor.when_executed((), turn)
         self._simulation.waits.block_on(turn)
 
-    def _store_given(self, key: Any, timeout: Any, name: str, args: Any, kwargs: Any, clock: float) -> None:
+    def _store_given(self, key: object, timeout: object, name: str, args: object, kwargs: object, clock: float) -> None:
         self._me.clock = clock
         self._store(key, timeout, name, args, kwargs)
 

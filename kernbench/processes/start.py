@@ -37,7 +37,7 @@ def require(simulation: Simulation) -> None:
 
 
 def start(
-    simulation: Simulation, environment: Environment, ranks: Sequence[int], bodies: Sequence[Callable[[], Any]]
+    simulation: Simulation, environment: Environment, ranks: Sequence[int], bodies: Sequence[Callable[[], object]]
 ) -> list[Callable[[], Any]]:
     """Fork a process per rank, which runs its body: what the scheduler is to run in their stead.
 
@@ -69,7 +69,7 @@ def relay(simulation: Simulation, members: RankProcesses, keeper: Timekeeper | N
     relays = {rank: Relay(simulation, member, members, shared, keeper) for rank, member in members.by_rank.items()}
     rank_of = simulation.scheduler.rank_by_greenlet
 
-    def answer_early(target: Any, error: BaseException | None) -> None:
+    def answer_early(target: object, error: BaseException | None) -> None:
         relay = relays.get(rank_of.get(target, -1))
         if relay is not None and error is None:
             relay.answer_early()

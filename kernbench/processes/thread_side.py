@@ -73,7 +73,7 @@ class ThreadSide:
         self._side.cast("linger", name)
         self._side.send()
 
-    def crew(self, rank: int, read: Callable[[], Any], write: Callable[[Any], None]) -> Crew | None:
+    def crew(self, rank: int, read: Callable[[], object], write: Callable[[Any], None]) -> Crew | None:
         """See :meth:`RankThreads.crew`."""
         side = self._side
         if side.apart or side.turn.number is None:
@@ -186,7 +186,7 @@ class ThreadSide:
         else:
             self._say("tell", key)
 
-    def outside(self, awaits: str, work: Callable[[], Any]) -> Any:
+    def outside(self, awaits: str, work: Callable[[], object]) -> Any:
         """See :meth:`RankThreads.outside`."""
         with self._side.away(awaits):
             return work()
@@ -200,7 +200,7 @@ class ThreadSide:
         finally:
             del self._side.looks[key]
 
-    def _say(self, *item: Any) -> None:
+    def _say(self, *item: object) -> None:
         self._unheard += 1
         self._side.say(item, prompt=self._threads.free.stirs_still())
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
 
 from kernbench.processes.lanes import ThreadLanes
 from kernbench.processes.rank_process import RankProcess, RankProcesses
@@ -35,7 +34,7 @@ class TurnlessThreads:
         family: RankProcesses,
         lanes: ThreadLanes,
         keeper: Timekeeper | None,
-        handlers: Mapping[str, Callable[..., Any]],
+        handlers: Mapping[str, Callable[..., object]],
     ) -> None:
         self._simulation = simulation
         self._me = me

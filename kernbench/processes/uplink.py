@@ -194,7 +194,7 @@ class Uplink:
         """In a thread that has got a number: return when it is its turn."""
         self._hear("thread", *self._reply())
 
-    def say(self, item: tuple[Any, ...], *, prompt: bool) -> None:
+    def say(self, item: tuple[object, ...], *, prompt: bool) -> None:
         """In a thread that has no turn: have the simulation call something, before time moves (``prompt``) or when nothing else
         can happen."""
         with self.signals, self._lock:
@@ -255,7 +255,7 @@ class Uplink:
     def compute(self) -> None:
         """Before a call that waits: what else there is to tell."""
 
-    def cast(self, name: str, *args: Any) -> None:
+    def cast(self, name: str, *args: object) -> None:
         """Have the simulation call something, in this rank's turn; nothing comes back."""
         if self.apart:
             return self._require_rank(name)
@@ -280,13 +280,13 @@ class Uplink:
     def _send(self, items: list[tuple[Any, ...]]) -> None:
         self._put(self.turn.number or 0, items)
 
-    def _put(self, number: int, body: Any) -> None:
+    def _put(self, number: int, body: object) -> None:
         try:
             self._wire.send((number, body))
         except OSError:
             gone()
 
-    def call(self, name: str, *args: Any) -> Any:
+    def call(self, name: str, *args: object) -> Any:
         """Have the simulation call something, in this rank's turn, and wait until it has. Raises what it raises."""
         if self.apart:
             return self._require_rank(name)
@@ -309,7 +309,13 @@ class Uplink:
                     crew.write(own)
 
     def _hear(
-        self, name: str, value: Any, error: Portable | None, clock: float, now: float, news: Sequence[tuple[Any, ...]]
+        self,
+        name: str,
+        value: object,
+        error: Portable | None,
+        clock: float,
+        now: float,
+        news: Sequence[tuple[Any, ...]],
     ) -> Any:
         """A reply: gives its value, or raises what the call has raised."""
         host = self.host

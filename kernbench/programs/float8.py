@@ -83,7 +83,7 @@ class _Wrapped(torch.Tensor):
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
-        cls, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        cls, func: Any, types: object, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         first = args[0][0] if isinstance(args[0], (list, tuple)) else args[0]
         plain = tree_map_only(cls, lambda each: getattr(each, cls.ELEMENTS), (args, dict(kwargs or {})))
@@ -123,7 +123,9 @@ class GatheredWeight(_Wrapped):
         return ["bits", "scale"], self.dtype
 
     @staticmethod
-    def __tensor_unflatten__(parts: Mapping[str, torch.Tensor], dtype: Any, size: Any, stride: Any) -> GatheredWeight:
+    def __tensor_unflatten__(
+        parts: Mapping[str, torch.Tensor], dtype: Any, size: object, stride: Any
+    ) -> GatheredWeight:
         return GatheredWeight(parts["bits"], parts["scale"], dtype)
 
 
@@ -178,7 +180,7 @@ class WeightToGather(_Wrapped):
 
     @staticmethod
     def __tensor_unflatten__(
-        parts: Mapping[str, torch.Tensor], agreed: Agreed, size: Any, stride: Any
+        parts: Mapping[str, torch.Tensor], agreed: Agreed, size: object, stride: object
     ) -> WeightToGather:
         return WeightToGather(parts["master"], agreed)
 
@@ -253,7 +255,7 @@ def narrowed(model: nn.Module, wanted: Callable[[str], bool], *, gather: bool) -
                 layer.weight = nn.Parameter(WeightToGather(layer.weight.detach(), Agreed()))
 
 
-def local_part(weight: Any) -> Any:
+def local_part(weight: object) -> Any:
     """What this rank has of ``weight``."""
     return weight.to_local() if isinstance(weight, DTensor) else weight
 

@@ -224,7 +224,7 @@ _PRODUCTS = frozenset({"aten.mm.default", "aten._scaled_mm.default"})
 def _selective() -> Any:
     seen = {False: 0, True: 0}
 
-    def policy(ctx: Any, func: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    def policy(ctx: Any, func: object, *args: Any, **kwargs: Any) -> CheckpointPolicy:
         keep = str(func) in _SAVED
         if str(func) in _PRODUCTS:
             seen[ctx.is_recompute] += 1
@@ -239,7 +239,7 @@ def checkpointed(layer: nn.Module, how: str) -> None:
     plain: Callable[..., Any] = layer.forward
     more: dict[str, Any] = {"context_fn": _selective} if how == "selective" else {}
 
-    def forward(*args: Any) -> Any:
+    def forward(*args: object) -> Any:
         return checkpoint(plain, *args, use_reentrant=False, **more)
 
     layer.forward = forward

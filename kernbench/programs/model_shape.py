@@ -73,7 +73,7 @@ class ModelShape:
         return shape
 
 
-def _check(name: str, value: Any, *, whole: bool) -> None:
+def _check(name: str, value: object, *, whole: bool) -> None:
     expected = f"a whole number above 0 and of at most {MOST:,}" if whole else "a number above 0"
     fits = isinstance(value, int if whole else int | float) and not isinstance(value, bool) and 0 < value <= MOST
     if not fits:

@@ -134,7 +134,7 @@ class DecoupledAdamW(torch.optim.Optimizer):
         super().__init__(parameters, {"lr": lr, "betas": betas, "eps": eps})
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
         """Update all parameters that have a gradient."""
         for group in self.param_groups:
             changed = [parameter for parameter in group["params"] if parameter.grad is not None]

@@ -146,14 +146,14 @@ def _request(where: str, line: str, number: int, vocabulary: int) -> ServedReque
     return ServedRequest(shortened(said.get("name", number)), float(arrival), tuple(prompt), wanted)
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MOST_TOKENS
 
 
-def _is_token(value: Any, vocabulary: int) -> bool:
+def _is_token(value: object, vocabulary: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < vocabulary
 
 
-def _is_time(value: Any) -> bool:
+def _is_time(value: object) -> bool:
     """Within what virtual time has: a trace's limit is days, too."""
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= 4e6

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from kernbench.errors import KernbenchError
@@ -12,7 +10,7 @@ from kernbench.torch_backend.gpu.tensors.placement import stored_in
 from kernbench.torch_backend.hollow.stand_ins import state
 
 
-def assume(what: torch.Tensor | str, value: Any) -> None:
+def assume(what: torch.Tensor | str, value: object) -> None:
     """Say what a tensor's values are, or what a line of the program receives, in a simulation without data.
 
     With data it does nothing, so that a program may keep it. What was said is used in the place of the neutral default, also

@@ -56,7 +56,9 @@ class AtExit:
 
     def _finalizes(self, stock: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(stock)
-        def init(finalizer: Any, obj: Any, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> None:
+        def init(
+            finalizer: object, obj: object, func: Callable[..., object], /, *args: object, **kwargs: object
+        ) -> None:
             stock(finalizer, obj, func, *args, **kwargs)
             mine = self._finalizers.get(_me())
             if mine is None or _is_process_wide(func):
@@ -67,7 +69,7 @@ class AtExit:
 
         return init
 
-    def register(self, func: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Callable[..., Any]:
+    def register(self, func: Callable[..., object], /, *args: object, **kwargs: object) -> Callable[..., Any]:
         """``atexit.register``."""
         tasks = self._tasks.get(_me())
         if tasks is None or not _is_programs(sys._getframe(1).f_code):
@@ -75,7 +77,7 @@ class AtExit:
         tasks.append((func, args, kwargs))
         return func
 
-    def unregister(self, func: Callable[..., Any], /) -> None:
+    def unregister(self, func: Callable[..., object], /) -> None:
         """``atexit.unregister``."""
         tasks = self._tasks.get(_me(), [])
         tasks[:] = [task for task in tasks if task[0] != func]
@@ -115,7 +117,7 @@ def _is_programs(code: CodeType) -> bool:
     return code.co_name != "<module>" or not is_installed(file)
 
 
-def _is_process_wide(func: Callable[..., Any]) -> bool:
+def _is_process_wide(func: Callable[..., object]) -> bool:
     """Whether a finalizer's function is torch's or ours, and what it ends may be all ranks'."""
     code = getattr(inspect.unwrap(getattr(func, "__func__", func)), "__code__", None)
     return code is None or is_own(code.co_filename) or code.co_filename.startswith(_TORCHS)

@@ -127,7 +127,7 @@ class RuntimeContext:
         activate(self.simulation)
         follow_active_simulation()
 
-    def __exit__(self, exc_type: Any, exc: Any, traceback: Any) -> None:
+    def __exit__(self, exc_type: object, exc: Any, traceback: Any) -> None:
         try:
             if exc_type is None:
                 self.multiprocessing.join_at_exit()
@@ -206,7 +206,9 @@ class RuntimeContext:
 
     # -- launching and waiting ---------------------------------------------------------------------------------------
 
-    def launch(self, kernel: Any, grid: Any, *args: object, name: str | None = None, **kwargs: object) -> Operation:
+    def launch(
+        self, kernel: object, grid: object, *args: object, name: str | None = None, **kwargs: object
+    ) -> Operation:
         """Enqueue ``kernel`` over ``grid`` programs on the stream of this rank's SIP, and return at once.
 
         Args:
@@ -294,8 +296,8 @@ def simulate(
     devices: Sequence[int] | range | int | str = "all",
     correlation_id: str = "",
     ccl: CclConfig | Path | str | None = None,
-    plugins: Sequence[Any] = (),
-    options: Mapping[str, Any] | None = None,
+    plugins: Sequence[object] = (),
+    options: Mapping[str, object] | None = None,
     log_limit: int | None = LOG_LIMIT,
     memory_limit: int | str = "device",
     host_effects: HostEffects | None = None,

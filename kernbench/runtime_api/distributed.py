@@ -73,7 +73,7 @@ class Distributed:
         timeout: timedelta | None = None,
         world_size: int = -1,
         rank: int = -1,
-        store: Any = None,
+        store: object = None,
         group_name: str = "",
         **kwargs: object,
     ) -> None:
@@ -178,7 +178,7 @@ class Distributed:
     def all_reduce(
         self,
         tensor: torch.Tensor,
-        op: Any = ReduceOp.SUM,
+        op: object = ReduceOp.SUM,
         group: Group = None,
         async_op: bool = False,
         *,
@@ -212,7 +212,7 @@ class Distributed:
         self,
         tensor: torch.Tensor,
         dst: int | None = None,
-        op: Any = ReduceOp.SUM,
+        op: object = ReduceOp.SUM,
         group: Group = None,
         async_op: bool = False,
         *,
@@ -240,7 +240,7 @@ class Distributed:
         self,
         output: torch.Tensor,
         input: torch.Tensor,
-        op: Any = ReduceOp.SUM,
+        op: object = ReduceOp.SUM,
         group: Group = None,
         async_op: bool = False,
     ) -> Work | None:
@@ -252,7 +252,7 @@ class Distributed:
         self,
         output: torch.Tensor,
         input_list: Sequence[torch.Tensor],
-        op: Any = ReduceOp.SUM,
+        op: object = ReduceOp.SUM,
         group: Group = None,
         async_op: bool = False,
     ) -> Work | None:

@@ -109,7 +109,7 @@ class Factories:
         return self._make(lambda where: torch.ones(shape, dtype=kind, device=where), name, requires_grad, "ones")
 
     def full(
-        self, size: Any, fill_value: Any, *, dtype: GivenDtype = None, device: Device = None, requires_grad: bool = False,
+        self, size: object, fill_value: Any, *, dtype: GivenDtype = None, device: Device = None, requires_grad: bool = False,
         name: str = "",
     ) -> Tensor:  # fmt: skip
         """``fill_value`` everywhere; the dtype is inferred from it unless given."""
@@ -148,7 +148,14 @@ class Factories:
         return self._draw(lambda **how: torch.rand(shape, dtype=kind, **how), name, requires_grad, "rand")
 
     def randint(
-        self, low: int, high: Any, size: Any = None, *, dtype: GivenDtype = None, device: Device = None, name: str = ""
+        self,
+        low: int,
+        high: Any,
+        size: object = None,
+        *,
+        dtype: GivenDtype = None,
+        device: Device = None,
+        name: str = "",
     ) -> Tensor:
         """Random integers in ``[low, high)``, or ``[0, low)`` as ``randint(low, size)``, from the rank's own generator."""
         if size is None:
@@ -157,7 +164,13 @@ class Factories:
         return self._draw(lambda **how: torch.randint(low, high, shape, dtype=kind, **how), name, False, "randint")
 
     def tensor(
-        self, data: Any, *, dtype: GivenDtype = None, device: Device = None, requires_grad: bool = False, name: str = ""
+        self,
+        data: object,
+        *,
+        dtype: GivenDtype = None,
+        device: Device = None,
+        requires_grad: bool = False,
+        name: str = "",
     ) -> Tensor:
         """A tensor that holds a copy of ``data``."""
         kind = None if dtype is None else as_dtype(dtype)

@@ -82,8 +82,8 @@ class Multiprocessing:
 
     def spawn(
         self,
-        fn: Callable[..., Any],
-        args: tuple[Any, ...] = (),
+        fn: Callable[..., object],
+        args: tuple[object, ...] = (),
         nprocs: int = 1,
         join: bool = True,
         daemon: bool = False,

@@ -39,7 +39,9 @@ class Sent:
         by_name: whether a process would find the function by its name, or what it is made of.
     """
 
-    def __init__(self, fn: Callable[..., Any], args: tuple[Any, ...], again: IsAgain = lambda name: False) -> None:
+    def __init__(
+        self, fn: Callable[..., object], args: tuple[object, ...], again: IsAgain = lambda name: False
+    ) -> None:
         function = _pickled(fn, again)
         self.by_name = function is not None and function.by_name
         whole = _pickled((fn, args), again)
@@ -83,7 +85,7 @@ class _Pickled:
         return _Unpickler(io.BytesIO(self.data), self.kept).load()
 
 
-def _pickled(value: Any, again: IsAgain) -> _Pickled | None:
+def _pickled(value: object, again: IsAgain) -> _Pickled | None:
     """None: it can neither be pickled nor be made again."""
     with io.BytesIO() as file:
         try:
@@ -106,7 +108,7 @@ class _Pickler(pickle.Pickler):
         self.by_name = True
         self._numbers: dict[int, int] = {}
 
-    def persistent_id(self, obj: Any) -> int | None:
+    def persistent_id(self, obj: object) -> int | None:
         """The number of what stays one, None of what is copied."""
         kind = type(obj)
         if isinstance(obj, _BY_NAME):

@@ -30,7 +30,7 @@ def with_arguments(spawn: Spawn) -> Spawn:
     """``spawn`` whose ranks have arguments of their own, and share the program's modules."""
 
     @functools.wraps(spawn)
-    def spawn_own(fn: Callable[..., Any], args: tuple[Any, ...] = (), *others: object, **options: object) -> Any:
+    def spawn_own(fn: Callable[..., object], args: tuple[object, ...] = (), *others: object, **options: object) -> Any:
         return spawn(_body(Sent(fn, args)), (), *others, **options)
 
     return spawn_own
@@ -76,7 +76,7 @@ class SpawnedRanks:
 
     def spawn(
         self,
-        fn: Callable[..., Any],
+        fn: Callable[..., object],
         args: tuple[Any, ...] = (),
         nprocs: int = 1,
         join: bool = True,

@@ -47,7 +47,7 @@ def install(
     stock: Any = multiprocessing.process.BaseProcess.start
 
     @functools.wraps(stock)
-    def start(self: Any) -> None:
+    def start(self: object) -> None:
         runs = type(self) if (target := vars(self).get("_target")) is None else target
         while isinstance(runs, functools.partial):
             runs = runs.func
@@ -83,7 +83,7 @@ def _package(runs: object) -> str:
     return str(getattr(runs, "__module__", "")).partition(".")[0]
 
 
-def _method(process: Any) -> str:
+def _method(process: object) -> str:
     """How a process of multiprocessing is started."""
     method: str | None = getattr(type(process), "_start_method", None)
     return method or multiprocessing.get_start_method()

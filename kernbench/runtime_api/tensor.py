@@ -72,7 +72,7 @@ class Tensor(torch.Tensor):
     tells_of_looks = True
 
     @classmethod
-    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(cls, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
         kind = _kinds.get(func)
         if kind is None:
             kind = _classify(func)
@@ -117,7 +117,7 @@ class Tensor(torch.Tensor):
         _look_at(self, "__format__")
         return format(self.item(), spec) if self.dim() == 0 else object.__format__(self, spec)
 
-    def __reduce_ex__(self, protocol: Any) -> Any:
+    def __reduce_ex__(self, protocol: object) -> Any:
         _look_at(self, "__reduce_ex__")
         return plain(self).__reduce_ex__(protocol)
 

@@ -245,7 +245,7 @@ class Carrier:
         on_bound: Callable[[Any], None],
         before_run: Callable[[int], None] | None = None,
         thread: threading.Thread | None = None,
-        crew: Any = None,
+        crew: object = None,
     ) -> None:
         self.index = index
         self.greenlet: Any = greenlet(self.front, main)

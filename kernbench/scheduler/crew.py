@@ -46,7 +46,9 @@ class Crew:
         closed: whether the rank has ended, or is being unwound: its other threads do not wait any more, and end.
     """
 
-    def __init__(self, rank: int, read: Callable[[], Any], write: Callable[[Any], None], carrier: Any = None) -> None:
+    def __init__(
+        self, rank: int, read: Callable[[], object], write: Callable[[Any], None], carrier: Any = None
+    ) -> None:
         self.rank = rank
         self.read = read
         self.write = write

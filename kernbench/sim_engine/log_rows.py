@@ -138,7 +138,7 @@ class LoggedOperations(Sequence[Operation]):
         self.recent.clear()
         self._detailed.clear()
 
-    def _number(self, key: Any, value: Any) -> int:
+    def _number(self, key: object, value: object) -> int:
         """The number by which columns refer to a value."""
         number = self._known.get(key)
         if number is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch.distributed
 
@@ -128,7 +128,7 @@ class Simulation:
         title: str,
         ccl: CclConfig | None,
         plugins: PluginManager,
-        context: Any,
+        context: object,
         describe: Callable[[], ContextEvent],
         unknown: str = "assume",
         memory_limit: Limit = "device",

@@ -66,7 +66,7 @@ class PackageFinder(DistributionFinder):
         spec.loader = _StandInLoader(fullname, spec.origin)
         return spec
 
-    def find_distributions(self, context: Any = None) -> Iterator[Distribution]:
+    def find_distributions(self, context: object = None) -> Iterator[Distribution]:
         """Of the release, for a caller that asks for its version."""
         wanted = getattr(context, "name", None)
         if wanted is None or wanted.replace("-", "_").lower() in (self.name, self.stand_in.distribution):
@@ -129,7 +129,7 @@ class AutomaticFinder(DistributionFinder):
         finder = self._found.get(package)
         return None if finder is None else finder.find_spec(fullname, path, target)
 
-    def find_distributions(self, context: Any = None) -> Iterator[Distribution]:
+    def find_distributions(self, context: object = None) -> Iterator[Distribution]:
         """Of those that have been imported."""
         for finder in self._found.values():
             yield from finder.find_distributions(context)

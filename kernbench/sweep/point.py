@@ -71,7 +71,7 @@ def _simulate(task: Task) -> dict[str, object]:
         return {**_metrics({} if returned is None else returned), "virtual_seconds": ctx.now()}
 
 
-def _metrics(returned: Any) -> dict[str, Any]:
+def _metrics(returned: object) -> dict[str, Any]:
     """What a program has returned as numbers and text."""
     if not isinstance(returned, Mapping):
         raise ConfigError(f"the program returned {type(returned).__name__}; expected a mapping from names to metrics")
@@ -81,7 +81,7 @@ def _metrics(returned: Any) -> dict[str, Any]:
     return {name: _plain(name, value) for name, value in returned.items()}
 
 
-def _plain(name: str, value: Any) -> Any:
+def _plain(name: str, value: object) -> Any:
     """A metric as a number or text."""
     if hasattr(value, "item") and getattr(value, "numel", lambda: getattr(value, "size", 0))() == 1:
         value = value.item()

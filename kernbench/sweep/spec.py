@@ -96,7 +96,7 @@ def read_sweep(path: str | Path) -> SweepSpec:
     )
 
 
-def _beside(value: Any, directory: Path) -> Any:
+def _beside(value: object, directory: Path) -> Any:
     """The path of a YAML file that lies beside the sweep's."""
     if isinstance(value, str) and value.endswith((".yaml", ".yml")) and is_file(directory / value):
         return str(resolved(directory / value))
@@ -164,7 +164,7 @@ SIMULATION = ("system", "nodes", "world_size", "algorithm", "seed", "policy", "e
 """Parameters that describe the simulation; a program may take them too."""
 
 
-def accepted(program: Program, parameters: Mapping[str, Any]) -> dict[str, Any]:
+def accepted(program: Program, parameters: Mapping[str, object]) -> dict[str, Any]:
     """Those of the parameters that the program takes."""
     signature = inspect.signature(program).parameters
     if any(each.kind is each.VAR_KEYWORD for each in signature.values()):

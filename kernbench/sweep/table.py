@@ -48,7 +48,7 @@ def write_csv(path: Path, rows: Sequence[Row]) -> None:
         writer.writerows([_cell(value) for value in row.values()] for row in rows)
 
 
-def _cell(value: Any) -> Any:
+def _cell(value: object) -> Any:
     return "" if value is None else repr(value) if isinstance(value, float) else value
 
 
@@ -109,5 +109,5 @@ def _can_be_logarithmic(value: object) -> bool:
     return isinstance(value, (int, float)) and 0 < value < math.inf
 
 
-def _sortable(pair: tuple[object, Any]) -> tuple[bool, Any]:
+def _sortable(pair: tuple[object, object]) -> tuple[bool, Any]:
     return isinstance(pair[0], str), pair[0]

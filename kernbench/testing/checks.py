@@ -88,14 +88,14 @@ def _by_name(declared: DeclaredMark, mark: pytest.Mark) -> dict[str, Any]:
     return given | named
 
 
-def _read(argument: Option, value: Any) -> Any:
+def _read(argument: Option, value: object) -> Any:
     try:
         return argument.read(value)
     except (TypeError, ValueError):
         raise MarkError(f"{argument.name} {value!r}: expected {argument.kind.takes}") from None
 
 
-def _require_options(declared: DeclaredMark, options: Mapping[str, Any], known: Mapping[str, Option]) -> None:
+def _require_options(declared: DeclaredMark, options: Mapping[str, object], known: Mapping[str, Option]) -> None:
     """Only what :func:`kernbench.simulate` takes."""
     others = OF_SIMULATE if declared.simulates else {}
     for name, value in options.items():
@@ -247,7 +247,7 @@ def _require_tests(item: pytest.Item, named: Sequence[Sequence[str]]) -> None:
                 raise MarkError(f"{name!r}: this file has no such test{did_you_mean(plain, tests)}")
 
 
-def _require_fit(count: int, system: Any, options: Mapping[str, Any]) -> None:
+def _require_fit(count: int, system: object, options: Mapping[str, object]) -> None:
     if options.get("plugins") or not isinstance(system, str | None):
         return  # plugins may bring systems, and a handle is one: the simulation looks whether the ranks fit
     if problem := _no_fit(count, system, options.get("nodes")):

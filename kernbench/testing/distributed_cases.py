@@ -116,7 +116,7 @@ class PipeEnd:
         one.other, other.other = other, one
         return one, other
 
-    def send(self, value: Any) -> None:
+    def send(self, value: object) -> None:
         """To the other end."""
         self.other.arrived.append(value)
 
@@ -186,7 +186,7 @@ class SimulatedTestCases:
     def _joins_processes(self) -> Callable[..., None]:
         run = self._run
 
-        def join_processes(case: Any, fn: Any) -> None:
+        def join_processes(case: Any, fn: object) -> None:
             began = time.time()
             try:
                 _run_processes(run, case)
@@ -200,7 +200,7 @@ class SimulatedTestCases:
     def _waits_for_workers(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         run = self._run
 
-        def worker_run_main_wait(case: Any, fn: Any) -> Any:
+        def worker_run_main_wait(case: object, fn: Any) -> Any:
             waits = stock(case, fn).__func__
 
             @functools.wraps(fn)
@@ -218,7 +218,7 @@ class SimulatedTestCases:
     def _joins_threads(self) -> Callable[..., Any]:
         run = self._run
 
-        def join_or_run(case: Any, fn: Any) -> Any:
+        def join_or_run(case: object, fn: Any) -> Any:
             @functools.wraps(fn)
             def wrapper(self: Any) -> None:
                 if self.rank != self.MAIN_THREAD_RANK:
@@ -243,7 +243,7 @@ class SimulatedTestCases:
         run = self._run
 
         def spawn_threads_and_init_comms(
-            func: Any = None, timeout: Any = None, world_size: int = common.DEFAULT_WORLD_SIZE
+            func: Any = None, timeout: object = None, world_size: int = common.DEFAULT_WORLD_SIZE
         ) -> Any:
             if func is None:
                 return functools.partial(spawn_threads_and_init_comms, timeout=timeout, world_size=world_size)
@@ -274,7 +274,7 @@ class SimulatedTestCases:
         """
         own_stores = {name: getattr(dist, name) for name in stores.CLASSES}
 
-        def alone(case: Any, result: Any) -> None:
+        def alone(case: Any, result: object) -> None:
             patches = Patches()
             if hasattr(case, "_tls"):  # tolerances are of the thread, and main has set them
                 case._tls.precision, case._tls.rel_tol = type(case)._precision, type(case)._rel_tol
@@ -293,7 +293,7 @@ class SimulatedTestCases:
         stock, run = base.run, self._run
 
         @functools.wraps(stock)
-        def run_test(case: Any, result: Any = None) -> Any:
+        def run_test(case: object, result: object = None) -> Any:
             if isinstance(case, of_many):
                 return stock(case, result)
             run(lambda rank: alone(case, result), 1, ())
@@ -361,7 +361,7 @@ def _sets_up_cuda_class(cls: Any) -> None:
     cls.primary_device = "cuda:0"
 
 
-def _starts_processes(case: Any, proc: Any) -> None:
+def _starts_processes(case: Any, proc: object) -> None:
     case.processes = []
     for rank in range(int(case.world_size)):
         process = SimulatedProcess(rank)

@@ -119,7 +119,7 @@ def run_on_ranks(item: pytest.Function, ranks: RanksOfTest) -> None:
     _check_released(item, ctx, given)
 
 
-def _note_returned(item: pytest.Function, ends: BodyEnds, rank: int, returned: Any) -> None:
+def _note_returned(item: pytest.Function, ends: BodyEnds, rank: int, returned: object) -> None:
     if inspect.isawaitable(returned) or inspect.isgenerator(returned) or inspect.isasyncgen(returned):
         ends.note(rank, ends.GAVE_AWAITABLE, type(returned).__name__)
         if inspect.iscoroutine(returned):

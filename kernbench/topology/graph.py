@@ -32,7 +32,9 @@ class Topology:
     ``s // sips_per_node``. Immutable once built.
     """
 
-    def __init__(self, system: SystemSpec, *, nodes: int | None = None, spec: Mapping[str, Any] | None = None) -> None:
+    def __init__(
+        self, system: SystemSpec, *, nodes: int | None = None, spec: Mapping[str, object] | None = None
+    ) -> None:
         """``nodes``: instead of the system's own number; ``spec``: the mapping that the system was read from."""
         count = system.nodes if nodes is None else nodes
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_NODES:

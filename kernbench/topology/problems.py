@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from kernbench.errors import ConfigError
 from kernbench.input_files import shortened, shown_path
@@ -60,7 +59,7 @@ def raise_problems(problems: Iterable[Problem], *, title: str) -> None:
     raise ConfigError("\n".join([f"{len(ordered)} problems in {shown_path(title)}:", *shown, *more]))
 
 
-def describe(value: Any) -> str:
+def describe(value: object) -> str:
     """A value as a reader of the file would call it."""
     match value:
         case None:

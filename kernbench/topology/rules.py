@@ -7,7 +7,6 @@ said so already); thus one wrong value never hides another complaint.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from kernbench.errors import ConfigError
 from kernbench.topology.document import Document, Loc
@@ -135,7 +134,7 @@ def _generation(document: Document, at: Loc) -> Iterator[Problem]:
 _DEVICE_RULES: tuple[Rule, ...] = (_cubes, _block, _generation)
 
 
-def _positive(value: Any, most: int = 2**31) -> int | None:
+def _positive(value: object, most: int = 2**31) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= most else None
 
 

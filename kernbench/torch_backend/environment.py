@@ -211,7 +211,7 @@ class Environment:
         finally:
             modules.paused = paused
 
-    def wrap(self, rank: int, body: Callable[[], Any]) -> Callable[[], Any]:
+    def wrap(self, rank: int, body: Callable[[], object]) -> Callable[[], Any]:
         """``body`` with what a rank's thread needs around it."""
         return functools.partial(self._run_rank, rank, body)
 
@@ -238,7 +238,7 @@ class Environment:
         assert self._replaced.groups is not None
         return self._replaced.groups
 
-    def _run_rank(self, rank: int, body: Callable[[], Any]) -> Any:
+    def _run_rank(self, rank: int, body: Callable[[], object]) -> Any:
         with self.running(rank), ending_forks():
             try:
                 return body()

@@ -54,7 +54,7 @@ class Patches:
         self._in_place = True
         _placed.add(self)
 
-    def set(self, owner: Any, name: str, value: Any) -> None:
+    def set(self, owner: object, name: str, value: Any) -> None:
         """Replace ``owner.name``, which ``owner`` may have inherited.
 
         Raises:
@@ -68,7 +68,7 @@ class Patches:
             )
         self.add(owner, name, value)
 
-    def add(self, owner: Any, name: str, value: Any) -> None:
+    def add(self, owner: object, name: str, value: object) -> None:
         """Give ``owner`` a name, which it may have already; if it was not in ``owner`` itself, it will be deleted again."""
         self._made.append(_Replaced(owner, name, vars(owner).get(name, _MISSING), value, next(_numbers)))
         setattr(owner, name, value)

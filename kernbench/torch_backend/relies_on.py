@@ -127,7 +127,7 @@ def _parameters_of(function: Any) -> list[str]:
         return []
 
 
-def _fails(holds: Callable[[Any], bool], target: Any) -> str | None:
+def _fails(holds: Callable[[Any], bool], target: object) -> str | None:
     """None if it holds; else what it raised, if it did."""
     try:
         return None if holds(target) else ""

@@ -214,7 +214,7 @@ class ReplacedNames:
         backend_classes.install(names, self._make_directly)
         group_class.install(names, SimProcessGroup)
 
-    def _make_directly(self, backend: str, store: Any, rank: int, size: int, timeout: timedelta | None) -> Any:
+    def _make_directly(self, backend: str, store: object, rank: int, size: int, timeout: timedelta | None) -> Any:
         """A group that a program makes without ``init_process_group``."""
         maker = self._maker()
         members, number = maker.default_members(size, rank, store)
@@ -234,7 +234,7 @@ def _always() -> bool:
     return True
 
 
-def _records_nothing(*args: Any) -> None:
+def _records_nothing(*args: object) -> None:
     """For torch's flight recorder, whose hook asks C++ for the group's backend; the simulation keeps a record of its own."""
 
 
@@ -256,7 +256,7 @@ def _waits_at_once(stock: Callable[..., None], kept: dict[int, Any]) -> Callable
     """
 
     @functools.wraps(stock)
-    def set_forward_pass_work_handle(reducer: Any, work: Any, *args: Any) -> None:
+    def set_forward_pass_work_handle(reducer: object, work: Any, *args: Any) -> None:
         kept[id(reducer)] = work
         work.future_waits = True
         stock(reducer, work, *args)
@@ -268,7 +268,7 @@ def _hooks_of_python(stock: Callable[..., None]) -> Callable[..., None]:
     """DDP's built-in hooks, of which C++ has one that takes no future of Python's: Python's does the same arithmetic."""
 
     @functools.wraps(stock)
-    def register(module: Any, comm_hook_type: Any) -> None:
+    def register(module: Any, comm_hook_type: object) -> None:
         if comm_hook_type != dist.BuiltinCommHookType.FP16_COMPRESS:
             stock(module, comm_hook_type)
             return

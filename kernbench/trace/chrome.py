@@ -116,7 +116,7 @@ class _Tracks:
         """Thread of the messages to or from a peer; ``lane`` tells apart those that overlap."""
         return self._tid(pid, (direction, peer, lane), f"{direction} {peer}" + (f" ({lane + 1})" if lane else ""))
 
-    def _tid(self, pid: int, key: tuple[Any, ...], name: str) -> int:
+    def _tid(self, pid: int, key: tuple[object, ...], name: str) -> int:
         known = self._tids.setdefault(pid, {})
         if key not in known:
             known[key] = len(known) + 1

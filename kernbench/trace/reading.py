@@ -68,7 +68,7 @@ def _mapping(about: Mapping[str, object], key: str, file: str) -> Mapping[str, A
     return found
 
 
-def _rank_of(about: Mapping[str, Any], file: str) -> int:
+def _rank_of(about: Mapping[str, object], file: str) -> int:
     rank = _mapping(about, "distributedInfo", file).get("rank", 0)
     if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < _HIGHEST_RANK:
         raise ConfigError(f"{file}: distributedInfo.rank: found {describe(rank)}; expected a rank's number")

@@ -157,7 +157,7 @@ def result_of(
     *,
     program: str,
     arguments: Sequence[str] = (),
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
     errors: Mapping[int, BaseException] | None = None,
     tokens: int | None = None,
     samples: int | None = None,

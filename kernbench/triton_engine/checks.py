@@ -190,7 +190,7 @@ class MemoryChecks:
         *,
         reads: bool,
         writes: bool,
-        failed: Any = None,
+        failed: object = None,
         threads: np.ndarray | None = None,
     ) -> None:
         """Atomics, and what inline assembly accesses, are not looked at."""

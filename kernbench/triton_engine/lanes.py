@@ -30,7 +30,7 @@ class Lanes:
     threads: np.ndarray | None
 
 
-def cut(v: Any, axis: int, start: int, stop: int) -> Any:
+def cut(v: object, axis: int, start: int, stop: int) -> Any:
     """The value for lanes ``start:stop`` of ``axis``. Tensors are views."""
     match v:
         case Tensor():
@@ -48,7 +48,7 @@ def cut(v: Any, axis: int, start: int, stop: int) -> Any:
     return v
 
 
-def pick(v: Any, axis: int, index: np.ndarray, lanes: tuple[int, ...]) -> Any:
+def pick(v: object, axis: int, index: np.ndarray, lanes: tuple[int, ...]) -> Any:
     """The value for lanes ``index`` of ``axis`` (any order)."""
     match v:
         case Tensor():
@@ -72,7 +72,7 @@ def pick(v: Any, axis: int, index: np.ndarray, lanes: tuple[int, ...]) -> Any:
     return v
 
 
-def flatten(v: Any, lanes: tuple[int, ...], which: tuple[np.ndarray, ...]) -> Any:
+def flatten(v: object, lanes: tuple[int, ...], which: tuple[np.ndarray, ...]) -> Any:
     """The value over one lane axis listing the lanes at coordinates ``which`` (one index array per axis)."""
     n, count = len(lanes), len(which[0])
     match v:
@@ -96,7 +96,7 @@ def flatten(v: Any, lanes: tuple[int, ...], which: tuple[np.ndarray, ...]) -> An
     return v
 
 
-def unflatten(v: Any, lanes: tuple[int, ...]) -> Any:
+def unflatten(v: object, lanes: tuple[int, ...]) -> Any:
     """A value over one lane axis that lists all lanes, row-major, over the lane axes ``lanes``."""
     n = len(lanes)
     match v:
@@ -132,7 +132,7 @@ def same(a: Any, b: Any) -> bool:
     return False
 
 
-def varies(v: Any, axis: int) -> bool:
+def varies(v: object, axis: int) -> bool:
     """Whether the value may differ along a lane axis."""
     match v:
         case Tensor() | np.ndarray():

@@ -468,7 +468,7 @@ def _middle_programs(lane_grid: LaneGrid, count: int, threads: int) -> Chunk:
     return Chunk(tuple(reversed(ranges)))
 
 
-def _endless(kernel: str, loop: ForHead, step: Any) -> KernbenchError:
+def _endless(kernel: str, loop: ForHead, step: object) -> KernbenchError:
     """A counting loop is entered whose step does not lead to its end; compiled code compares ``index < end`` only."""
     return KernbenchError(
         f"kernel {kernel}: a loop counts up to its end, but its step, known only at run time, is not positive ({step}), so it "
@@ -489,7 +489,7 @@ def _add_lanes(iv: Any, step: Any, lanes: tuple[int, ...]) -> Any:
     return aff_add(iv, step)
 
 
-def _unchanged(old: Any, new: Any) -> bool:
+def _unchanged(old: object, new: object) -> bool:
     if old is new:
         return True
     if type(old) is Tensor and type(new) is Tensor:

@@ -202,7 +202,7 @@ class RegisteredAllocations:
     def multicast_range(self, address: int) -> None:
         """None: there is no switch."""
 
-    def checks(self, execution: Any) -> None:
+    def checks(self, execution: object) -> None:
         """None: no listener."""
 
     def clear(self) -> None:

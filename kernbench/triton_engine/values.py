@@ -253,7 +253,7 @@ def dense_mask(v: Value, lanes: tuple[int, ...], tile: tuple[int, ...]) -> torch
     return out
 
 
-def as_tensor(value: Any, dtype: torch.dtype) -> torch.Tensor:
+def as_tensor(value: object, dtype: torch.dtype) -> torch.Tensor:
     """A number as a tensor without dimensions; tensors pass through."""
     return value if type(value) is torch.Tensor else torch.tensor(value, dtype=dtype)
 

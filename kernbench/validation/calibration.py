@@ -124,7 +124,7 @@ def parameters_for(tables: Sequence[Table]) -> list[Parameter]:
     return found[:MOST_PARAMETERS]
 
 
-def calibrate(system: Any, tables: Sequence[MeasuredTable], *, name: str) -> Calibration:
+def calibrate(system: object, tables: Sequence[MeasuredTable], *, name: str) -> Calibration:
     """Fit a system to measurements.
 
     Args:

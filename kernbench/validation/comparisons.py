@@ -62,13 +62,13 @@ class MeasuredTable:
         estimator = self.build(kept)
         return replace(self, size=self.size[kept], measured=self.measured[kept], estimator=estimator)
 
-    def compare(self, given: Any = None) -> Comparison:
+    def compare(self, given: object = None) -> Comparison:
         """The estimates beside the measurements; on another system or device, where one is given."""
         return Comparison(self.table, self.size, self.measured, *self.estimator(given or self.given))
 
 
 def comparable(
-    table: Table, path: Path, points: Sequence[tuple[float, float]], given: Any, build: Callable[[Any], Estimator]
+    table: Table, path: Path, points: Sequence[tuple[float, float]], given: object, build: Callable[[Any], Estimator]
 ) -> MeasuredTable:
     """Points that can be compared: with a time, and not below ``min_bytes``. ``build`` gets their indices."""
     size, measured = (np.array(column, dtype=float) for column in zip(*points, strict=True))

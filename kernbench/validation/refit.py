@@ -87,7 +87,7 @@ def _set(knob: Knob, value: float) -> None:
     cast(MutableMapping[str, Any], rows)[knob.row] = _with(row, part, held) if part else held
 
 
-def _with(row: Any, field: str, value: Any) -> Any:
+def _with(row: Any, field: str, value: object) -> Any:
     return row.model_copy(update={field: value}) if isinstance(row, BaseModel) else replace(row, **{field: value})
 
 

@@ -105,7 +105,7 @@ _NO_FIGURES = (ValueError, KeyError, OverflowError, ZeroDivisionError)
 """What comes of cells that hold no numbers, or numbers of no size that there is: a row's whole computation is its check."""
 
 
-def compare(table: Table, directory: Path, *, system: Any = None, device: GivenDevice | None = None) -> Comparison:
+def compare(table: Table, directory: Path, *, system: object = None, device: GivenDevice | None = None) -> Comparison:
     """The estimates of one table beside its measurements.
 
     Args:
@@ -156,7 +156,7 @@ def measured_collective(table: Table, path: Path, points: Sequence[tuple[float, 
     def build(keep: Any) -> Estimator:
         sizes = np.array([size for size, _ in points])[keep]
 
-        def estimate(system: Any) -> tuple[Floats, Floats, Floats]:
+        def estimate(system: object) -> tuple[Floats, Floats, Floats]:
             found = collective_time(
                 system,
                 table.collective or "all_reduce",

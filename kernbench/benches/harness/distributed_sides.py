@@ -142,7 +142,7 @@ def gloo(world_size: int, body: Body, *args: object) -> Run:
         return Run(clock() - begin, torch.load(path))
 
 
-def _gloo_rank(rank: int, world_size: int, port: int, path: str, body: Body, args: tuple[Any, ...]) -> None:
+def _gloo_rank(rank: int, world_size: int, port: int, path: str, body: Body, args: tuple[object, ...]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=world_size)
     found = body(rank, world_size, *args)

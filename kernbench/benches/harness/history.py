@@ -52,7 +52,7 @@ def machine(cpuinfo: Path = Path("/proc/cpuinfo")) -> dict[str, Any]:
 
 
 def append(
-    records: Iterable[Mapping[str, Any]], bench: str, *, tree: Path = ROOT, path: Path | None = None
+    records: Iterable[Mapping[str, object]], bench: str, *, tree: Path = ROOT, path: Path | None = None
 ) -> Path | None:
     """Add a line per record to ``path``, by default the tree's own file; None where there is no git tree to keep it in.
 

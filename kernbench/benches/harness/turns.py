@@ -21,7 +21,6 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 GROUPS = 4
 UNITS = {
@@ -250,7 +249,7 @@ def _round(sides: Mapping[str, Side], outcome: Outcome, turn: float, clock: Call
             outcome.samples[name].less.append(min(less))
 
 
-def seconds(work: Callable[[], Any], calls: int = 1, clock: Callable[[], float] = WALL) -> Sampler:
+def seconds(work: Callable[[], object], calls: int = 1, clock: Callable[[], float] = WALL) -> Sampler:
     """A sampler: seconds of one of ``calls`` calls."""
 
     def sample() -> float:

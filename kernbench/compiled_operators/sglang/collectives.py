@@ -75,7 +75,7 @@ def reduce_in_peers(module: ModuleType) -> None:
         self.obj = _Group(self.group)
 
     def reduce(
-        comm: _Group, input: Tensor, algo: Any, *, graph_params: Any = None, use_multicast: bool = False
+        comm: _Group, input: Tensor, algo: Any, *, graph_params: object = None, use_multicast: bool = False
     ) -> Tensor:
         return _reduced(comm, input, algo.algo_name, use_multicast)
 

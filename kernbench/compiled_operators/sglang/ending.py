@@ -22,7 +22,7 @@ def ask_before_killing(module: ModuleType) -> None:
         return
 
     @functools.wraps(method)
-    def shutdown(self: Any) -> Any:
+    def shutdown(self: object) -> Any:
         if not getattr(self, "_attached", False):
             _ask(self)
         return method(self)
@@ -30,7 +30,7 @@ def ask_before_killing(module: ModuleType) -> None:
     engine.shutdown = shutdown
 
 
-def _ask(engine: Any) -> None:
+def _ask(engine: object) -> None:
     from sglang.srt.managers.io_struct import ShutdownReq  # type: ignore[import-not-found]
     from sglang.srt.managers.tokenizer_manager import collect_scheduler_processes  # type: ignore[import-not-found]
 

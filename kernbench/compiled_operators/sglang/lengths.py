@@ -25,7 +25,7 @@ def tell_lengths(module: ModuleType) -> None:
 
 def _telling(method: Any) -> Any:
     @functools.wraps(method)
-    def init(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    def init(self: Any, batch: object, *args: Any, **kwargs: Any) -> Any:
         found = method(self, batch, *args, **kwargs)
         lengths = getattr(batch, "seq_lens_cpu", None)
         if lengths is not None and getattr(batch, "spec_info", None) is None and is_without_data():

@@ -19,7 +19,7 @@ def prefer_python(module: ModuleType) -> None:
         return
 
     @functools.wraps(reason)
-    def fallback_reason(*args: Any, **kwargs: Any) -> str | None:
+    def fallback_reason(*args: object, **kwargs: object) -> str | None:
         found: str | None = reason(*args, **kwargs)
         return found or "Rust does not see the simulated device of a tensor"
 

@@ -33,7 +33,7 @@ def carry_times(module: ModuleType) -> None:
         return
 
     @functools.wraps(method)
-    def state(self: Any) -> Any:
+    def state(self: object) -> Any:
         return {_CREATED: getattr(self, _CREATED, 0.0), **method(self)}
 
     times.__getstate__ = state
@@ -55,7 +55,7 @@ def _repeats() -> bool:
 
 def _taking(method: Any, names: RequestNames) -> Any:
     @functools.wraps(method)
-    def handle(self: Any, request: Any, *args: Any, **kwargs: Any) -> Any:
+    def handle(self: object, request: Any, *args: Any, **kwargs: Any) -> Any:
         if not _repeats():
             now = time.perf_counter()
             at = min(getattr(request.time_stats, _CREATED, 0.0) or now, now)
@@ -67,7 +67,7 @@ def _taking(method: Any, names: RequestNames) -> Any:
 
 def _updating(method: Any, names: RequestNames) -> Any:
     @functools.wraps(method)
-    def process(self: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    def process(self: Any, batch: Any, *args: object, **kwargs: Any) -> Any:
         if _repeats():
             return method(self, batch, *args, **kwargs)
         before = [(each, len(each.output_ids), each.finished()) for each in batch.reqs]

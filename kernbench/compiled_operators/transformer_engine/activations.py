@@ -144,11 +144,11 @@ def _functions() -> dict[str, Callable[..., object]]:
     for gated, names in ((False, PLAIN), (True, GATED)):
         for name, curve in names.items():
 
-            def forward(input: Tensor, quantizer: Any, curve: str = curve, gated: bool = gated) -> Any:
+            def forward(input: Tensor, quantizer: object, curve: str = curve, gated: bool = gated) -> Any:
                 return _forward(input, curve, gated, quantizer)
 
             def backward(
-                grad: Tensor, fwd_input: Tensor, quantizer: Any, curve: str = curve, gated: bool = gated
+                grad: Tensor, fwd_input: Tensor, quantizer: object, curve: str = curve, gated: bool = gated
             ) -> Any:
                 return _backward(grad, fwd_input, curve, gated, quantizer)[0]
 

@@ -132,7 +132,7 @@ def get_fused_attn_backend(params: Any) -> tuple[Any, str]:
 
 def fused_attn_fwd(
     max_seqlen_q: int, max_seqlen_kv: int, is_training: bool, attn_scale: float, p_dropout: float, set_zero: bool,
-    qkv_layout: object, o_format: Any, qkv_scale_inv_format: Any, bias_type: Any, attn_mask_type: Any, softmax_type: Any,
+    qkv_layout: object, o_format: Any, qkv_scale_inv_format: object, bias_type: Any, attn_mask_type: Any, softmax_type: Any,
     window_size: Sequence[int], bottom_right_diagonal: bool, cu_seqlens_q: Tensor, cu_seqlens_kv: Tensor, Q: Any, K: Any,
     V: Any, fake_dtype: torch.dtype, cu_seqlens_q_padded: Tensor | None, cu_seqlens_kv_padded: Tensor | None,
     page_table_k: Tensor | None, page_table_v: Tensor | None, s_quantizer: Any, o_quantizer: Any, Bias: Tensor | None,

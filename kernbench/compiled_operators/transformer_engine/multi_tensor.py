@@ -67,7 +67,7 @@ def _step_of_adam(
 
 
 def _adam_call(
-    noop: Tensor, lists: Lists, lr: object, beta1: float, beta2: float, epsilon: float, step: Any, mode: int,
+    noop: Tensor, lists: Lists, lr: object, beta1: float, beta2: float, epsilon: float, step: object, mode: int,
     bias_correction: int, weight_decay: float, inverse_scale: Tensor | None = None,
 ) -> None:  # fmt: skip
     g, p, m, v, *master = (list(each) for each in lists)

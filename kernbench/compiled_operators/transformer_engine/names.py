@@ -41,7 +41,7 @@ class DType(BoundEnum):
     def __hash__(self) -> int:
         return int(self)
 
-    def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
+    def __reduce_ex__(self, protocol: object) -> tuple[Any, ...]:
         return DType, (int(self),)
 
 

@@ -92,7 +92,7 @@ def _statistics(x: Tensor) -> Tensor:
     return torch.empty(x.numel() // max(x.shape[-1], 1), dtype=torch.float32, device=x.device)
 
 
-def _forward(x: Tensor, ln_out: Any, quantizer: Any, otype: Any) -> tuple[Tensor, Any]:
+def _forward(x: Tensor, ln_out: Any, quantizer: object, otype: Any) -> tuple[Tensor, Any]:
     """Where the norm is written, and what makes the result of it."""
     if quantizer is None:
         out = torch.empty_like(x, dtype=torch_format(otype)) if ln_out is None else ln_out
@@ -102,8 +102,8 @@ def _forward(x: Tensor, ln_out: Any, quantizer: Any, otype: Any) -> tuple[Tensor
 
 
 def layernorm_fwd(
-    input: Tensor, weight: Tensor, bias: Tensor | None, eps: float, ln_out: object, quantizer: Any, otype: Any, sm_margin: int,
-    zero_centered_gamma: bool,
+    input: Tensor, weight: Tensor, bias: Tensor | None, eps: float, ln_out: object, quantizer: object, otype: object,
+    sm_margin: int, zero_centered_gamma: bool,
 ) -> list[Any]:  # fmt: skip
     """The norm, the means and the inverse deviations of the rows, ``[rows]`` in float32."""
     out, result = _forward(input, ln_out, quantizer, otype)
@@ -123,7 +123,7 @@ def layernorm_bwd(
 
 
 def rmsnorm_fwd(
-    input: Tensor, weight: Tensor, eps: float, ln_out: object, quantizer: Any, otype: Any, sm_margin: int,
+    input: Tensor, weight: Tensor, eps: float, ln_out: object, quantizer: object, otype: object, sm_margin: int,
     zero_centered_gamma: bool,
 ) -> list[Any]:  # fmt: skip
     """The norm, none, and the inverse roots of the rows' mean squares, ``[rows]`` in float32."""

@@ -4,7 +4,6 @@ package's."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
@@ -52,7 +51,7 @@ def _unpermute_backward(
 
 def moe_permute_fwd(
     input: Tensor,
-    dtype: Any,
+    dtype: object,
     indices: Tensor,
     num_out_tokens: int,
     workspace: Sequence[Tensor],
@@ -72,7 +71,7 @@ def moe_permute_fwd(
 
 
 def moe_unpermute_fwd(
-    input: Tensor, dtype: Any, row_id_map: Tensor, prob: Tensor, num_tokens: int, topK: int
+    input: Tensor, dtype: object, row_id_map: Tensor, prob: Tensor, num_tokens: int, topK: int
 ) -> Tensor:
     """The sums of each token's rows, times their probabilities where there are any."""
     out = torch.empty((num_tokens, input.shape[1]), dtype=input.dtype, device=input.device)
@@ -84,7 +83,7 @@ moe_permute_bwd = moe_unpermute_fwd
 
 
 def moe_unpermute_bwd(
-    input_bwd: Tensor, input_fwd: Tensor, dtype: Any, row_id_map: Tensor, prob: Tensor
+    input_bwd: Tensor, input_fwd: Tensor, dtype: object, row_id_map: Tensor, prob: Tensor
 ) -> tuple[Tensor, Tensor]:
     """The gradients of the rows and of the probabilities."""
     weighted = prob.numel() > 0

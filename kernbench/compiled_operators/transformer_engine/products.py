@@ -122,7 +122,7 @@ def _shape(a: Any, transa: bool, b: Any, transb: bool) -> tuple[int, ...]:
     return (*rows, height if transa else sizes_a[-1])
 
 
-def _operands(a: Any, transa: bool, b: Any, transb: bool) -> tuple[Any, ...]:
+def _operands(a: object, transa: bool, b: object, transb: bool) -> tuple[Any, ...]:
     """Data, scales and how they are stored, of both: by columns where a product of eight bits would read them transposed."""
     data_a, scale_a, how_a = stored(a, not transa)
     data_b, scale_b, how_b = stored(b, transb)
@@ -130,7 +130,7 @@ def _operands(a: Any, transa: bool, b: Any, transb: bool) -> tuple[Any, ...]:
 
 
 def generic_gemm(
-    A: object, transA: bool, B: Any, transB: bool, D: Any, quantizer: Any, output_dtype: Any, bias: Tensor | None,
+    A: object, transA: bool, B: Any, transB: bool, D: Any, quantizer: object, output_dtype: Any, bias: Tensor | None,
     bias_type: Any, gelu: bool, gelu_in: Tensor | None, grad: bool, workspace: Tensor, workspace_size: int,
     accumulate: bool, use_split_accumulator: bool, comm_overlap: Any = None, comm_type: Any = None,
     extra_output: Tensor | None = None, bulk_overlap: bool = False, alpha: float = 1.0, beta: float | None = None,
@@ -171,8 +171,8 @@ def generic_gemm(
 
 
 def te_general_grouped_gemm(
-    A: Sequence[object], transa: bool, B: Sequence[Any], transb: bool, D: Sequence[Tensor] | None, D_type: Any,
-    m_splits: Sequence[int], bias: Sequence[Tensor], bias_type: Any, single_output: bool, pre_gelu_out: Sequence[Tensor],
+    A: Sequence[object], transa: bool, B: Sequence[object], transb: bool, D: Sequence[Tensor] | None, D_type: object,
+    m_splits: Sequence[int], bias: Sequence[Tensor], bias_type: object, single_output: bool, pre_gelu_out: Sequence[Tensor],
     grad: bool, workspace: Sequence[Tensor], workspaceSize: int, accumulate: bool, use_split_accumulator: bool,
     math_sm_count: int,
 ) -> list[Tensor]:  # fmt: skip

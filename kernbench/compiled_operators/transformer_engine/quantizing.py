@@ -230,7 +230,7 @@ def quantize_result(out: Tensor, quantizer: object) -> Any:
     return out if quantizer is None else quantize(out, quantizer)
 
 
-def dequantize(input: Any, otype: Any) -> Tensor:
+def dequantize(input: Any, otype: object) -> Tensor:
     """A quantized tensor in another format."""
     data, scales, how = stored(input)
     out = torch.empty(tuple(input.size()), dtype=torch_format(otype), device=data.device)
@@ -262,7 +262,7 @@ def bgrad_quantize(input: Tensor, quantizer: object) -> list[Any]:
     return [sums, quantize(input, quantizer)]
 
 
-def fp8_transpose(input: Tensor, dtype: Any, *, out: Tensor | None = None) -> Tensor:
+def fp8_transpose(input: Tensor, dtype: object, *, out: Tensor | None = None) -> Tensor:
     """Bytes with the last dimension first."""
     if out is None:
         out = torch.empty((input.shape[-1], *input.shape[:-1]), dtype=torch.uint8, device=input.device)

@@ -23,7 +23,7 @@ def refuse_side_by_side(module: ModuleType) -> None:
         return
 
     @functools.wraps(method)
-    def reconfigure(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def reconfigure(self: Any, *args: object, **kwargs: Any) -> Any:
         if (count := self.data_parallel_size) > 1:
             raise ConfigError(
                 f"vLLM with data_parallel_size={count} and a dense model is {count} engines that share nothing, each a world "
@@ -47,7 +47,7 @@ def finish_warm_up(module: ModuleType) -> None:
         return
 
     @functools.wraps(warm_up)
-    def warmed_up(*args: Any, **kwargs: Any) -> Any:
+    def warmed_up(*args: object, **kwargs: object) -> Any:
         result = warm_up(*args, **kwargs)
         torch.accelerator.synchronize()
         return result

@@ -28,26 +28,28 @@ def gather_by_torch(module: ModuleType) -> None:
 
 def _unless_bound(method: Any, by_torch: Any) -> Any:
     @functools.wraps(method)
-    def collective(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def collective(self: Any, *args: Any, **kwargs: object) -> Any:
         bound = self.pynccl_comm is not None and not self.pynccl_comm.disabled
         return method(self, *args, **kwargs) if bound else by_torch(self.device_group, *args, **kwargs)
 
     return collective
 
 
-def _gather(group: Any, input_: Any, dim: int = 0, sizes: list[int] | None = None) -> Any:
+def _gather(group: object, input_: Any, dim: int = 0, sizes: list[int] | None = None) -> Any:
     _only_rows(dim, "all_gatherv")
     given = [input_] if isinstance(input_, Tensor) else input_
     found = [_gathered(each, sizes, group) for each in given]
     return found[0] if isinstance(input_, Tensor) else found
 
 
-def _scatter(group: Any, input_: Tensor, dim: int = -1, sizes: list[int] | None = None) -> Tensor:
+def _scatter(group: object, input_: Tensor, dim: int = -1, sizes: list[int] | None = None) -> Tensor:
     _only_rows(dim, "reduce_scatterv")
     return _scattered(input_, sizes, group)
 
 
-def _scatter_into(group: Any, input_: Tensor, output: Tensor, dim: int = -1, sizes: list[int] | None = None) -> Tensor:
+def _scatter_into(
+    group: object, input_: Tensor, output: Tensor, dim: int = -1, sizes: list[int] | None = None
+) -> Tensor:
     _only_rows(dim, "reduce_scatterv_into_output")
     if sizes is None or len(set(sizes)) == 1:
         dist.reduce_scatter_tensor(output, input_.contiguous(), group=group)

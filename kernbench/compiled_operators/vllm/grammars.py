@@ -43,7 +43,7 @@ def _at_once(init: Any) -> Any:
 
 def _unless_unknown(method: Any, answer: Any) -> Any:
     @functools.wraps(method)
-    def about(self: Any, request: Any, tokens: Any) -> Any:
+    def about(self: Any, request: Any, tokens: object) -> Any:
         if tokens and request.use_structured_output and assume(_ASSUMED):
             return answer(tokens)
         return method(self, request, tokens)

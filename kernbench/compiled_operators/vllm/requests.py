@@ -34,7 +34,7 @@ def observe(module: ModuleType) -> None:
             setattr(scheduler, name, wrapper(method, names))
 
 
-def _repeats(scheduler: Any) -> bool:
+def _repeats(scheduler: object) -> bool:
     """Whether another rank's engine reports the same requests."""
     parallel: Any = getattr(getattr(scheduler, "vllm_config", None), "parallel_config", None)
     if getattr(parallel, "distributed_executor_backend", None) != "external_launcher":

@@ -30,7 +30,7 @@ def observe_sampling(module: ModuleType) -> None:
     method = sampler.__call__
 
     @functools.wraps(method)
-    def sample(self: Any, logits: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    def sample(self: object, logits: object, batch: object, *args: object, **kwargs: object) -> Any:
         found = method(self, logits, batch, *args, **kwargs)
         state_values(found.num_sampled, _tensor(_whole(batch)[: len(found.num_sampled)]))
         return found
@@ -46,7 +46,7 @@ def observe_verifying(module: ModuleType) -> None:
     method, drafts = sampler.__call__, Drafts(os.environ.get(ACCEPTANCE, "0"))
 
     @functools.wraps(method)
-    def verify(self: Any, logits: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
+    def verify(self: object, logits: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
         found = method(self, logits, batch, *args, **kwargs)
         if is_without_data():
             whole, given = _whole(batch), np.diff(batch.cu_num_logits_np)[: len(found.num_sampled)]
@@ -93,5 +93,5 @@ def _whole(batch: Any) -> Any:
     return batch.num_computed_tokens_np + batch.num_scheduled_tokens >= batch.prefill_len_np
 
 
-def _tensor(values: Any) -> torch.Tensor:
+def _tensor(values: object) -> torch.Tensor:
     return torch.from_numpy(np.asarray(values, dtype="int64"))

@@ -51,7 +51,7 @@ def indexing() -> Iterator[Case]:
             yield name, f"bf16 {rows}x{width}", partial(_indexed, function, rows, width)
 
 
-def _indexed(function: Callable[[Indexed], Any], rows: int, width: int) -> Call:
+def _indexed(function: Callable[[Indexed], object], rows: int, width: int) -> Call:
     x, order = random(rows, width), torch.randperm(rows, device="cuda")
     of = Indexed(x, order, torch.randint(0, rows, (rows, width), device="cuda"), torch.zeros_like(x))
     return lambda: function(of)

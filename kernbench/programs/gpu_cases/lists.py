@@ -46,7 +46,7 @@ def _tensors(shapes: Shapes, dtype: torch.dtype) -> list[Tensor]:
     return [random(*shape, dtype=dtype) for shape in shapes]
 
 
-def _stepped(optimizer: Any, shapes: Shapes, dtype: torch.dtype) -> Call:
+def _stepped(optimizer: object, shapes: Shapes, dtype: torch.dtype) -> Call:
     return with_gradients(optimizer, _tensors(shapes, dtype)).step
 
 

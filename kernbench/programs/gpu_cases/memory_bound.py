@@ -137,7 +137,7 @@ def memory_bound() -> Iterator[Case]:
                 yield f"cross entropy {direction}", f"{SHORT[dtype]} {rows}x{vocab}", make_loss
 
 
-def _of_one(function: Callable[[Tensor], Any], shape: tuple[int, ...], dtype: torch.dtype) -> Call:
+def _of_one(function: Callable[[Tensor], object], shape: tuple[int, ...], dtype: torch.dtype) -> Call:
     x = random(*shape, dtype=dtype)
     return lambda: function(x)
 

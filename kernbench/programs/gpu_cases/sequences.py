@@ -147,7 +147,7 @@ def _ctc(direction: str) -> Call:
     return gradients(lambda: F.ctc_loss(scores, targets, lengths, targets_of), {"scores": scores}, direction)
 
 
-def _with(*inputs: Tensor, function: Callable[..., Any]) -> Call:
+def _with(*inputs: Tensor, function: Callable[..., object]) -> Call:
     return lambda: function(*inputs)
 
 

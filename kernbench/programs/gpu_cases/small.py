@@ -63,7 +63,7 @@ def _chain(elements: int) -> Call:
     return call
 
 
-def _of_token(function: Callable[[Token], Any]) -> Call:
+def _of_token(function: Callable[[Token], object]) -> Call:
     number = torch.zeros(1, dtype=torch.long, device="cuda")
     of = Token(random(1, _WIDTH), random(_WIDTH), random(_WIDTH, _WIDTH), number, random(1000, _WIDTH))
     return lambda: function(of)

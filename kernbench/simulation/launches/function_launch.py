@@ -40,9 +40,9 @@ class FunctionLaunch:
     def __init__(
         self,
         hosts: Hosts,
-        kernel: Callable[..., Any],
+        kernel: Callable[..., object],
         grid: Grid,
-        args: tuple[Any, ...],
+        args: tuple[object, ...],
         op: Operation,
         after: Sequence[Operation] = (),
     ) -> None:
@@ -84,7 +84,9 @@ class FunctionLauncher:
     executor: DataExecutor
     values: Values
 
-    def launch(self, kernel: Callable[..., Any], grid: Any, args: tuple[Any, ...], name: str | None) -> Operation:
+    def launch(
+        self, kernel: Callable[..., object], grid: object, args: tuple[object, ...], name: str | None
+    ) -> Operation:
         """Enqueue ``kernel`` over ``grid`` on the current stream of the rank that runs.
 
         Raises:
@@ -106,7 +108,7 @@ class FunctionLauncher:
         return op
 
 
-def function_work(kernel: Callable[..., Any], grid: Grid, args: tuple[Any, ...]) -> StatedWork:
+def function_work(kernel: Callable[..., object], grid: Grid, args: tuple[object, ...]) -> StatedWork:
     """What a launch of a Python function does: its own ``work``, or one read and one write of every tensor."""
     own = getattr(kernel, "work", None)
     if own is not None:

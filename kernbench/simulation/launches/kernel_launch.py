@@ -103,24 +103,24 @@ class KernelMemory:
         return self.multicast.bases_of(address)
 
 
-def given_tensor(arg: Any) -> torch.Tensor | None:
+def given_tensor(arg: object) -> torch.Tensor | None:
     """The tensor that an argument of a kernel is, or into which a descriptor or a reinterpretation of Triton's points."""
     tensor = arg if isinstance(arg, torch.Tensor) else getattr(arg, "base", None)
     return tensor if isinstance(tensor, torch.Tensor) else None
 
 
-def tensor_of(arg: Any) -> torch.Tensor | None:
+def tensor_of(arg: object) -> torch.Tensor | None:
     """That tensor, plain."""
     tensor = given_tensor(arg)
     return None if tensor is None else plain(tensor)
 
 
-def tensors_of(args: Sequence[Any]) -> list[torch.Tensor]:
+def tensors_of(args: Sequence[object]) -> list[torch.Tensor]:
     """The tensors among the arguments of a kernel."""
     return [tensor for arg in args if (tensor := tensor_of(arg)) is not None]
 
 
-def is_kernel(kernel: Any) -> bool:
+def is_kernel(kernel: object) -> bool:
     """Whether ``kernel`` is Triton's: a ``@triton.jit`` function, or one wrapped by autotune or heuristics."""
     return hasattr(kernel, "run") and hasattr(kernel, "fn") and hasattr(kernel, "__getitem__")
 
@@ -156,7 +156,7 @@ class KernelLauncher:
         self.memory = KernelMemory(self.engine.memory, self.hosts)
 
     def launch(
-        self, kernel: Any, grid: Any, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None
+        self, kernel: Any, grid: object, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None
     ) -> Operation:
         """``kernel[grid](*args, **kwargs)``, whose operation is called ``name``."""
         self.last = None
@@ -311,7 +311,7 @@ class TritonLaunch:
         return running
 
 
-def _key(arg: Any) -> Hashable:
+def _key(arg: object) -> Hashable:
     """What launches of one batch must agree in: numbers; tensors and what wraps them may differ by rank."""
     if isinstance(arg, torch.Tensor):
         return torch.Tensor
@@ -355,13 +355,13 @@ class SampledLaunch(TritonLaunch):
             known[key] = self._sample()
         return known[key]
 
-    def _is_mapped(self, arg: Any) -> bool:
+    def _is_mapped(self, arg: object) -> bool:
         """Whether it is a tensor in memory of the host."""
         tensor = tensor_of(arg)
         stored = None if tensor is None else self.launcher.streams.stored_of(tensor)
         return isinstance(stored, Block) and stored.mapped
 
-    def _nobody_has(self, arg: Any) -> bool:
+    def _nobody_has(self, arg: object) -> bool:
         """Whether it is a tensor without bytes."""
         if not isinstance(arg, torch.Tensor):
             return False
@@ -421,7 +421,7 @@ def _stand_in(arg: torch.Tensor) -> torch.Tensor:
     return reserved_zeros(arg.dtype, arg.shape, arg.stride())
 
 
-def _shape_key(arg: Any) -> Hashable:
+def _shape_key(arg: object) -> Hashable:
     tensor = tensor_of(arg)
     return _key(arg) if tensor is None else (_key(arg), tuple(tensor.shape), tensor.stride())
 

@@ -51,7 +51,7 @@ class Streams:
         name: str,
         cost: Cost | None,
         *,
-        tensors: Sequence[Any] = (),
+        tensors: Sequence[object] = (),
         deferred: bool = False,
         detail: dict[str, Any] | None = None,
         sip: int | None = None,

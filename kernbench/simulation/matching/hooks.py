@@ -42,7 +42,7 @@ _OUTCOMES = {"done": "returned", "failed": "raised", "aborted": "unwound"}
 
 def open_hooks(
     plugins: PluginManager,
-    context: Any,
+    context: object,
     describe: Callable[[], ContextEvent],
     engine: GraphEngine,
     scheduler: RankScheduler,
@@ -88,7 +88,7 @@ class RunHooks(Listener):
     def _listened(self, what: str) -> Tell | None:
         return self.tellers.get(f"kernbench_{what}")
 
-    def _tell(self, tell: Tell, event: Any) -> None:
+    def _tell(self, tell: Tell, event: object) -> None:
         with self._beside_the_program():
             tell(ctx=self.context, event=event)
 

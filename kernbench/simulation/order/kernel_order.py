@@ -37,7 +37,7 @@ _MOST_RUNS = 256
 Words = Sequence[str]
 
 
-def shadow_at(memory: MemoryStore, hosts: Hosts, address: int, storage: Any = None) -> Shadow | None:
+def shadow_at(memory: MemoryStore, hosts: Hosts, address: int, storage: object = None) -> Shadow | None:
     """The shadow of the memory at an address of this process, a new one where there is none; None if it is not watched.
 
     ``storage``: of torch, which may have one.

@@ -50,7 +50,7 @@ class StorageShadow:
         self.shadow.tensor = tensor.dtype, tensor.shape
         self.place(order, storage)
 
-    def place(self, order: RankOrder, storage: Any) -> None:
+    def place(self, order: RankOrder, storage: object) -> None:
         """Find out where the storage is: C++ may make one that is on a GPU only when its operation has been called."""
         block = getattr(storage, NOTE, None)
         if type(block) is not Block:
@@ -172,14 +172,14 @@ def link(order: RankOrder, tensor: torch.Tensor, stored: Stored | None) -> None:
             kept.shadow = stored.allocation.shadow
 
 
-def record_stream(storage: Any, name: str) -> None:
+def record_stream(storage: object, name: str) -> None:
     """``Tensor.record_stream`` of a tensor with this storage."""
     kept: StorageShadow | None = getattr(storage, SHADOW, None)
     if kept is not None:
         kept.record_stream(name)
 
 
-def lose_memory(order: RankOrder, stream: str, storage: Any, references: int) -> None:
+def lose_memory(order: RankOrder, stream: str, storage: object, references: int) -> None:
     """A tensor with this storage is about to get another one; ``references``: that others have to it, messages among them.
 
     Raises :class:`~kernbench.errors.RaceError` if a library may still be at work on it (unless races are collected).
@@ -189,7 +189,7 @@ def lose_memory(order: RankOrder, stream: str, storage: Any, references: int) ->
         kept.lose(order, stream)
 
 
-def forget(storage: Any, *, captured: int | None = None) -> None:
+def forget(storage: object, *, captured: int | None = None) -> None:
     """A storage is about to change its size: what memory it has goes back, and what it gets is other memory.
 
     ``captured``: the bytes that it will have, if a graph does it, in each of whose replays it has the same memory.

@@ -98,12 +98,12 @@ class GraphCapture:
         """A generator belongs to the graph: what the capture draws from it, it has not drawn when the capture ends."""
         self.random[id(generator)] = generator, generator.get_state()
 
-    def draw(self, generator: Any) -> None:
+    def draw(self, generator: object) -> None:
         """Raise what CUDA says of a generator that does not belong to the graph."""
         if id(generator) not in self.random:
             raise RuntimeError(FOREIGN_GENERATOR)
 
-    def add(self, step: Callable[[], Any]) -> None:
+    def add(self, step: Callable[[], object]) -> None:
         """Have a step taken, after those before it, whenever the graph is replayed."""
         self.steps.append(step)
         if self.order is not None:
@@ -153,7 +153,7 @@ class GraphCapture:
 
     def enqueue(
         self, enqueue: Callable[..., Operation], host: Any, name: str, cost: Cost | None, sip: int,
-        cost_then: Callable[[], Cost] | None = None, again: Callable[[], Any] | None = None,
+        cost_then: Callable[[], Cost] | None = None, again: Callable[[], object] | None = None,
     ) -> Operation:  # fmt: skip
         """An operation that will be on the host's current stream when the graph is replayed; it has no waiter now.
 
@@ -178,7 +178,7 @@ class GraphCapture:
         now: str = host.stream
         return now if stream == self.stream else stream
 
-    def on_stream(self, host: Any, stream: str, step: Callable[[], Any]) -> None:
+    def on_stream(self, host: Any, stream: str, step: Callable[[], object]) -> None:
         """Take a step on a stream of the capture."""
         before = host.stream
         if stream != self.stream:

@@ -71,7 +71,7 @@ class Stages:
             of, ("looking", "computing", "computed", "recorded")
         )
 
-    def around_computing(self, call: Any) -> AbstractContextManager[Any]:
+    def around_computing(self, call: object) -> AbstractContextManager[Any]:
         """All that holds while an operation is computed."""
         stack = ExitStack()
         for listener in self.computing:

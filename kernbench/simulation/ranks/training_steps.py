@@ -126,7 +126,7 @@ class Steps:
         if mine is not None and optimizer not in mine.numbers:
             mine.idle[optimizer] = None
 
-    def begin(self, optimizer: Any) -> None:
+    def begin(self, optimizer: object) -> None:
         """``optimizer.step`` of the rank that runs begins. Raises :class:`StoppedAfterSteps` if there are to be no more."""
         mine = self._mine(self._hosts.current())
         if mine is None:
@@ -140,7 +140,7 @@ class Steps:
         mine.running.append(optimizer)
         mine.idle.pop(optimizer, None)
 
-    def end(self, optimizer: Any) -> None:
+    def end(self, optimizer: object) -> None:
         """It has ended. Raises :class:`StoppedAfterSteps` if it was the last one."""
         host = self._hosts.current()
         mine = self._mine(host)

@@ -80,7 +80,7 @@ class RankThreads:
 
     # -- turns -------------------------------------------------------------------------------------------------------
 
-    def crew(self, rank: int, read: Callable[[], Any], write: Callable[[Any], None]) -> Crew | None:
+    def crew(self, rank: int, read: Callable[[], object], write: Callable[[Any], None]) -> Crew | None:
         """The crew of the rank whose own thread runs; None if it has none: it is a greenlet."""
         carrier = current_carrier()
         if carrier is None:
@@ -327,7 +327,7 @@ class RankThreads:
         else:
             self._arrivals.put(Coming(notice.condition.rank or 0, notice.condition.fulfil, self.free.stirs_still()))
 
-    def outside(self, awaits: str, work: Callable[[], Any]) -> Any:
+    def outside(self, awaits: str, work: Callable[[], object]) -> Any:
         """What ``work()`` gives, which waits for what the simulation does not see: the others go on meanwhile."""
         carrier = current_carrier()
         assert carrier is not None
@@ -436,7 +436,7 @@ class RankThreads:
             if back not in self._slow and (side is None or not side.daemon or side.rank in listening)
         }
 
-    def outside_a_deadlock(self, pending: Collection[tuple[Any, Any]]) -> set[Any]:
+    def outside_a_deadlock(self, pending: Collection[tuple[object, object]]) -> set[Any]:
         """Of those who wait, threads that a deadlock is not the business of: those that do so for another one of their rank,
         where one of that waits for something else, and daemons that go on when a limit runs out."""
         rank_of = self._scheduler.rank_by_greenlet

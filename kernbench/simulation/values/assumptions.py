@@ -190,7 +190,7 @@ class Assumptions:
         """What became of assumed numbers, in the order of the first uses."""
         return tuple(self._uses.values())
 
-    def state(self, place: str, value: Any) -> None:
+    def state(self, place: str, value: object) -> None:
         """What a look at ``place`` (``"train.py:42"``) is answered with."""
         self._stated[os.path.normpath(place)] = value
 
@@ -204,7 +204,7 @@ class Assumptions:
             (value for place, value in self._stated.items() if here.endswith(f"{os.sep}{place.lstrip(os.sep)}")), None
         )
 
-    def told(self, entry: str, rank: int | None, answer: Any, *, stated: bool = False) -> None:
+    def told(self, entry: str, rank: int | None, answer: object, *, stated: bool = False) -> None:
         """A program has received an assumed ``answer``; ``stated``: one that it has given itself.
 
         Raises :class:`KernbenchError` if the policy is to stop there, and the program has not said what the value is.
@@ -241,6 +241,6 @@ class Assumptions:
             self._uses[key] = NumberUse(kind, where, entry, rank, answer)
 
 
-def _short(answer: Any) -> str:
+def _short(answer: object) -> str:
     text = repr(answer).replace(MARK, "").replace("\n", " ")
     return text if len(text) <= 60 else f"{text[:57]}..."

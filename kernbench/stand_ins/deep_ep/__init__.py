@@ -85,7 +85,7 @@ class Buffer:
     def __init__(
         self, group: Any, num_nvl_bytes: int = 0, num_rdma_bytes: int = 0, low_latency_mode: bool = False,
         num_qps_per_rank: int = 24, allow_nvlink_for_low_latency_mode: bool = True, allow_mnnvl: bool = False,
-        explicitly_destroy: bool = False, enable_shrink: bool = False, comm: Any = None,
+        explicitly_destroy: bool = False, enable_shrink: bool = False, comm: object = None,
     ) -> None:  # fmt: skip
         if low_latency_mode:
             raise NotImplementedError("the stand-in for deep_ep has no low latency: use dispatch and combine")
@@ -144,7 +144,7 @@ class Buffer:
         return per_rank, nodes, per_expert, here, _event(async_finish)
 
     def dispatch(
-        self, x: Any, handle: Any = None, num_tokens_per_rank: Tensor | None = None,
+        self, x: object, handle: Any = None, num_tokens_per_rank: Tensor | None = None,
         num_tokens_per_rdma_rank: Tensor | None = None, is_token_in_rank: Tensor | None = None,
         num_tokens_per_expert: Tensor | None = None, topk_idx: Tensor | None = None, topk_weights: Tensor | None = None,
         expert_alignment: int = 1, num_worst_tokens: int = 0, config: Config | None = None,
@@ -187,7 +187,7 @@ class Buffer:
         return came if isinstance(x, tuple) else came[0], indices, weights, counts, new, _event(async_finish)
 
     def combine(
-        self, x: Tensor, handle: Any, topk_weights: Tensor | None = None, bias: Any = None, config: Config | None = None,
+        self, x: Tensor, handle: Any, topk_weights: Tensor | None = None, bias: object = None, config: Config | None = None,
         previous_event: EventOverlap | None = None, async_finish: bool = False, allocate_on_comm_stream: bool = False,
     ) -> tuple[Tensor, Tensor | None, EventOverlap]:  # fmt: skip
         """What has been made of tokens that came, back to where they are from, and summed there; their weights likewise."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-from typing import Any
 
 import torch
 
@@ -12,12 +11,12 @@ Cache = Tensor | tuple[Tensor, Tensor]
 Format = str | torch.dtype
 
 
-def launch(name: str, *args: Any) -> None:
+def launch(name: str, *args: object) -> None:
     """Launch a kernel (``kernbench.compiled_operators.flashinfer``)."""
     importlib.import_module("flashinfer._kernels").launch(name, *args)
 
 
-def refuse(function: str, **given: Any) -> None:
+def refuse(function: str, **given: object) -> None:
     """What has no definition here."""
     for what, value in given.items():
         if isinstance(value, torch.Tensor) or value:

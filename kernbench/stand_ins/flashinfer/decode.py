@@ -99,10 +99,10 @@ class BatchDecodeWithPagedKVCacheWrapper(Wrapper):
     begin_forward = plan
 
     def run(
-        self, q: Tensor, paged_kv_cache: Cache, *args: Any, q_scale: float | None = None, k_scale: float | None = None,
+        self, q: Tensor, paged_kv_cache: Cache, *args: object, q_scale: float | None = None, k_scale: float | None = None,
         v_scale: float | None = None, out: Tensor | None = None, lse: Tensor | None = None, return_lse: bool = False,
         enable_pdl: bool | None = None, window_left: int | None = None, sinks: Tensor | None = None,
-        q_len_per_req: int | None = None, skip_softmax_threshold_scale_factor: float | None = None, kv_cache_sf: Any = None,
+        q_len_per_req: int | None = None, skip_softmax_threshold_scale_factor: float | None = None, kv_cache_sf: object = None,
     ) -> Any:  # fmt: skip
         """Attention of ``q [batch, heads, size]``."""
         refuse(

@@ -47,7 +47,7 @@ def single_prefill_with_kv_cache(
 single_prefill_with_kv_cache_return_lse = functools.partial(single_prefill_with_kv_cache, return_lse=True)
 
 
-def _refuse_items(name: str, **given: Any) -> None:
+def _refuse_items(name: str, **given: object) -> None:
     refuse(f"{name}.plan", **given)
 
 
@@ -101,11 +101,11 @@ class BatchPrefillWithPagedKVCacheWrapper(Wrapper):
     begin_forward = plan
 
     def run(
-        self, q: Tensor, paged_kv_cache: Cache, *args: Any, q_scale: float | Tensor | None = None,
+        self, q: Tensor, paged_kv_cache: Cache, *args: object, q_scale: float | Tensor | None = None,
         k_scale: float | Tensor | None = None, v_scale: float | Tensor | None = None, out: Tensor | None = None,
         lse: Tensor | None = None, return_lse: bool = False, lse_base: str = "log2", lse_layout: str = "NH",
         enable_pdl: bool | None = None, window_left: int | None = None, sinks: Tensor | None = None,
-        kv_cache_sf: Any = None, skip_softmax_threshold_scale_factor: float | None = None,
+        kv_cache_sf: object = None, skip_softmax_threshold_scale_factor: float | None = None,
         use_fp16_softmax: bool | None = None, uses_spcompress: bool | None = None,
     ) -> Any:  # fmt: skip
         """Attention of ``q [all queries, heads, size]``."""
@@ -187,10 +187,10 @@ class BatchPrefillWithRaggedKVCacheWrapper(Wrapper):
     begin_forward = plan
 
     def run(
-        self, q: Tensor, k: Tensor, v: Tensor, *args: Any, q_scale: float | None = None, k_scale: float | None = None,
+        self, q: Tensor, k: Tensor, v: Tensor, *args: object, q_scale: float | None = None, k_scale: float | None = None,
         v_scale: float | None = None, o_scale: float | None = None, out: Tensor | None = None, lse: Tensor | None = None,
         return_lse: bool = False, lse_base: str = "log2", lse_layout: str = "NH", enable_pdl: bool | None = None,
-        kv_cache_sf: Any = None,
+        kv_cache_sf: object = None,
     ) -> Any:  # fmt: skip
         """Attention of ``q [all queries, heads, size]`` over ``k``, ``v`` ``[all keys, heads, size]``."""
         refuse(

@@ -31,7 +31,7 @@ def _counts(given: Many | None) -> tuple[Tensor | None, int]:
 
 def _draw(
     name: str, probs: Tensor, indices: Tensor | None, generator: torch.Generator | None, check_nan: bool, seed: Any,
-    offset: Any, return_valid: bool = False, *, logits: bool = False, top_k: Many | None = None, top_p: Many | None = None,
+    offset: object, return_valid: bool = False, *, logits: bool = False, top_k: Many | None = None, top_p: Many | None = None,
     min_p: Many | None = None,
 ) -> Any:  # fmt: skip
     if isinstance(seed, torch.Tensor) or isinstance(offset, torch.Tensor):
@@ -58,7 +58,7 @@ def softmax(logits: Tensor, temperature: Many | None = None, enable_pdl: bool | 
 
 def sampling_from_logits(
     logits: Tensor, indices: Tensor | None = None, deterministic: bool = True, generator: torch.Generator | None = None,
-    check_nan: bool = False, seed: Any = None, offset: Any = None,
+    check_nan: bool = False, seed: object = None, offset: object = None,
 ) -> Tensor:  # fmt: skip
     """Of the softmax of logits."""
     found: Tensor = _draw("sampling_from_logits", logits, indices, generator, check_nan, seed, offset, logits=True)
@@ -67,7 +67,7 @@ def sampling_from_logits(
 
 def sampling_from_probs(
     probs: Tensor, indices: Tensor | None = None, deterministic: bool = True, generator: torch.Generator | None = None,
-    check_nan: bool = False, seed: Any = None, offset: Any = None, return_valid: bool = False,
+    check_nan: bool = False, seed: object = None, offset: object = None, return_valid: bool = False,
 ) -> Any:  # fmt: skip
     """Of all; ``indices``: the row of each that is drawn."""
     return _draw("sampling_from_probs", probs, indices, generator, check_nan, seed, offset, return_valid)
@@ -75,7 +75,7 @@ def sampling_from_probs(
 
 def top_p_sampling_from_probs(
     probs: Tensor, top_p: Many, indices: Tensor | None = None, deterministic: bool = True,
-    generator: torch.Generator | None = None, check_nan: bool = False, seed: Any = None, offset: Any = None,
+    generator: torch.Generator | None = None, check_nan: bool = False, seed: object = None, offset: object = None,
     return_valid: bool = False,
 ) -> Any:  # fmt: skip
     """Of the fewest that have ``top_p`` of the whole."""
@@ -86,7 +86,7 @@ def top_p_sampling_from_probs(
 
 def top_k_sampling_from_probs(
     probs: Tensor, top_k: Many, indices: Tensor | None = None, deterministic: bool = True,
-    generator: torch.Generator | None = None, check_nan: bool = False, seed: Any = None, offset: Any = None,
+    generator: torch.Generator | None = None, check_nan: bool = False, seed: object = None, offset: object = None,
     return_valid: bool = False,
 ) -> Any:  # fmt: skip
     """Of the ``top_k`` greatest."""
@@ -97,7 +97,7 @@ def top_k_sampling_from_probs(
 
 def min_p_sampling_from_probs(
     probs: Tensor, min_p: Many, indices: Tensor | None = None, deterministic: bool = True,
-    generator: torch.Generator | None = None, check_nan: bool = False, seed: Any = None, offset: Any = None,
+    generator: torch.Generator | None = None, check_nan: bool = False, seed: object = None, offset: object = None,
     return_valid: bool = False,
 ) -> Any:  # fmt: skip
     """Of those that are ``min_p`` times the greatest or more."""
@@ -108,8 +108,8 @@ def min_p_sampling_from_probs(
 
 def top_k_top_p_sampling_from_logits(
     logits: Tensor, top_k: Many, top_p: Many, indices: Tensor | None = None, filter_apply_order: str = "top_k_first",
-    deterministic: bool = True, generator: torch.Generator | None = None, check_nan: bool = False, seed: Any = None,
-    offset: Any = None,
+    deterministic: bool = True, generator: torch.Generator | None = None, check_nan: bool = False, seed: object = None,
+    offset: object = None,
 ) -> Tensor:  # fmt: skip
     """``filter_apply_order``: ``"top_k_first"``: the nucleus is that of the greatest ones; ``"joint"``: of all."""
     _require_order(filter_apply_order)
@@ -123,8 +123,8 @@ def top_k_top_p_sampling_from_logits(
 
 def top_k_top_p_sampling_from_probs(
     probs: Tensor, top_k: Many, top_p: Many, indices: Tensor | None = None, filter_apply_order: str = "top_k_first",
-    deterministic: bool = True, generator: torch.Generator | None = None, check_nan: bool = False, seed: Any = None,
-    offset: Any = None, return_valid: bool = False,
+    deterministic: bool = True, generator: torch.Generator | None = None, check_nan: bool = False, seed: object = None,
+    offset: object = None, return_valid: bool = False,
 ) -> Any:  # fmt: skip
     """See :func:`top_k_top_p_sampling_from_logits`."""
     _require_order(filter_apply_order)

@@ -80,7 +80,7 @@ def install_calls(patches: Patches, module: ModuleType) -> None:
     """Let what Inductor has compiled run on the GPU of its inputs, and cost the host a call."""
     stock = module.CompiledFxGraph.__call__
 
-    def call(self: Any, inputs: Sequence[Any]) -> Any:
+    def call(self: Any, inputs: Sequence[object]) -> Any:
         mine = current_device()
         if mine is None or "cuda" not in self.device_types:
             return stock(self, inputs)
@@ -99,7 +99,7 @@ def install_calls(patches: Patches, module: ModuleType) -> None:
     patches.set(module.CompiledFxGraph, "__call__", call)
 
 
-def _compile(mine: RankDevice, graph: Any, inputs: Sequence[Any], compile_: Callable[[], Any]) -> Any:
+def _compile(mine: RankDevice, graph: Any, inputs: Sequence[object], compile_: Callable[[], Any]) -> Any:
     """What runs instead of a graph of operations on GPUs."""
     fakes = [fake for fake in inputs if isinstance(fake, torch.Tensor)]
     placement = tuple([_index_told(each) if isinstance(each, torch.Tensor) else None for each in inputs])
@@ -123,7 +123,7 @@ class _PlacedGraph:
     Dynamo's guards are C++ and take tensors of simulated GPUs for the host's; so this looks.
     """
 
-    def __init__(self, graph: Any, compiled: Callable[..., Any], placement: Placement) -> None:
+    def __init__(self, graph: Any, compiled: Callable[..., object], placement: Placement) -> None:
         self._graph = graph
         self._compiled = compiled
         self._placement = placement
@@ -195,7 +195,7 @@ def _relative(placement: Placement, main: int) -> Placement:
     return tuple([None if index is None else {0: main, main: 0}.get(index, index) for index in placement])
 
 
-def _devices_of(graph: Any, inputs: Sequence[Any]) -> Iterator[torch.device]:
+def _devices_of(graph: Any, inputs: Sequence[object]) -> Iterator[torch.device]:
     """The devices of a graph's inputs, and those that it names."""
     for each in inputs:
         if isinstance(each, torch.Tensor):

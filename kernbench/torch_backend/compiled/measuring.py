@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
 
 from kernbench.cost.work import Cost, ramp_of
 from kernbench.torch_backend.gpu.device.devices import bound_devices
@@ -12,7 +11,7 @@ from kernbench.triton_engine.duration import estimate
 from kernbench.triton_engine.launching import sampled_launches
 
 
-def modelled_ms(fn: Callable[[], Any]) -> float:
+def modelled_ms(fn: Callable[[], object]) -> float:
     """Milliseconds of the operations and launches that ``fn`` makes, one after the other.
 
     Kernels are counted and change nothing; operations of torch are computed, on whatever ``fn`` gives them. While a graph is
@@ -25,7 +24,7 @@ def modelled_ms(fn: Callable[[], Any]) -> float:
 
     start = ramp_of(gpu)  # which passes beside the stream, and is not in a cost (ADR 0038)
 
-    def count(name: str, inputs: Any, outputs: Any, cost: Cost) -> None:
+    def count(name: str, inputs: object, outputs: object, cost: Cost) -> None:
         seconds.append(start + cost.seconds)
 
     host = mine.host

@@ -34,7 +34,7 @@ def install(patches: Patches, module: ModuleType) -> None:
     """Let what C++ asks of the CPU be asked of the GPU."""
     stock = module.FunctionalTensorMode.__torch_dispatch__
 
-    def dispatch(self: Any, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def dispatch(self: object, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if kwargs and (wanted := kwargs.get("device")) is not None and wanted.type == "cpu":
             kwargs = _placed(func, args, kwargs)
         return stock(self, func, types, args, kwargs)

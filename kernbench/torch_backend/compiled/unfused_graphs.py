@@ -30,14 +30,14 @@ RELIES_ON = (
 _FUSED = (Kind.COMPUTE, Kind.TRANSFER)  # the latter: casts
 
 
-def compile_(graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
+def compile_(graph: Any, inputs: Sequence[object]) -> Callable[..., Any]:
     """A function that runs a graph, and its backward, operation by operation, and takes the time of fused groups."""
     try:
         from torch._dynamo.backends.common import aot_autograd
         from torch._functorch.aot_autograd import make_boxed_func
         from torch._functorch.partitioners import min_cut_rematerialization_partition
 
-        def compiler(module: Any, example: Any) -> Any:
+        def compiler(module: Any, example: object) -> Any:
             return make_boxed_func(_estimated(module))
 
         backend = aot_autograd(
@@ -49,7 +49,7 @@ def compile_(graph: Any, inputs: Sequence[Any]) -> Callable[..., Any]:
         return _estimated(graph)
 
 
-def _estimated(module: Callable[..., Any]) -> Callable[..., Any]:
+def _estimated(module: Callable[..., object]) -> Callable[..., Any]:
     def run(*args: object) -> Any:
         mine = current_device()
         if mine is None:
@@ -66,7 +66,7 @@ def _estimated(module: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _block(value: Any) -> Block | None:
+def _block(value: object) -> Block | None:
     return block_of(value) if isinstance(value, torch.Tensor) else None
 
 

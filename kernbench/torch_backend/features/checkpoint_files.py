@@ -96,7 +96,7 @@ def install(patches: Patches, simulation: Simulation) -> None:
         simulation.storages.note(tensor).hollow = True
         return tensor
 
-    def saving(obj: Any, zip_file: Any, *args: object, **kwargs: object) -> Any:
+    def saving(obj: object, zip_file: Any, *args: object, **kwargs: object) -> Any:
         writer = _Writer(zip_file, simulation.host_reads.to_host)
         result = save(obj, writer, *args, **kwargs)
         if writer.unknown:
@@ -106,7 +106,7 @@ def install(patches: Patches, simulation: Simulation) -> None:
         return result
 
     def loading(
-        zip_file: Any, map_location: Any, pickle_module: Any, pickle_file: str = "data.pkl", overall_storage: Any = None,
+        zip_file: Any, map_location: object, pickle_module: Any, pickle_file: str = "data.pkl", overall_storage: Any = None,
         **options: object,
     ) -> Any:  # fmt: skip
         if zip_file.has_record(UNKNOWN):

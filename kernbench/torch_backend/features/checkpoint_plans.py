@@ -55,12 +55,12 @@ class AbsentPlans:
         folding: who runs, and for whom.
     """
 
-    def __init__(self, folding: Folding, remark: Callable[[str], Any]) -> None:
+    def __init__(self, folding: Folding, remark: Callable[[str], object]) -> None:
         self._folding = folding
         self._remark = remark
         self._shards: dict[tuple[int, str, Any], dict[int, Shard]] = {}
 
-    def saved(self, rank: int, fqn: str, tensor: Any, offset: Any) -> None:
+    def saved(self, rank: int, fqn: str, tensor: Any, offset: object) -> None:
         """``rank`` is to write its shard, at ``offset``, of a DTensor: note where the shards are of those it stands for."""
         from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 
@@ -91,7 +91,7 @@ class AbsentPlans:
                 result[at] = self._given_by(rank, member, found[at], live)
         return result
 
-    def _given_by(self, rank: int, absent: int, copied: Any, live: set[Any]) -> Any:
+    def _given_by(self, rank: int, absent: int, copied: object, live: set[Any]) -> Any:
         from torch.distributed.checkpoint.planner import SavePlan
         from torch.distributed.checkpoint.storage import WriteResult
 
@@ -139,7 +139,7 @@ class AbsentPlans:
         return dataclasses.replace(item, index=index, tensor_data=dataclasses.replace(data, chunk=chunk))
 
 
-def _indices(given: Any) -> list[Any]:
+def _indices(given: object) -> list[Any]:
     from torch.distributed.checkpoint.planner import SavePlan, WriteItem
     from torch.distributed.checkpoint.storage import WriteResult
 
@@ -193,7 +193,7 @@ def install_gathering(patches: Patches, module: ModuleType) -> None:
     if plans is None:
         return
 
-    def gather_object(self: Any, object: Any) -> Any:
+    def gather_object(self: Any, object: object) -> Any:
         found = gather(self, object)
         if found is None or not self.use_dist:
             return found

@@ -22,7 +22,7 @@ def install(patches: Patches, module: ModuleType) -> None:
     """The wrapper around a file seeks where its file does."""
     stock = module._StorageWriterTransforms.transform_save_stream
 
-    def transform_save_stream(self: Any, write_item: Any, raw_stream: Any) -> Any:
+    def transform_save_stream(self: object, write_item: Any, raw_stream: Any) -> Any:
         stream, descriptors = stock(self, write_item, raw_stream)
         if not descriptors and stream is not raw_stream:
             stream.seek = raw_stream.seek

@@ -31,7 +31,7 @@ def install(patches: Patches, module: ModuleType) -> None:
     stock = module.OptimizerVariable.call_method
 
     @functools.wraps(stock)
-    def call_method(self: Any, tx: Any, name: str, args: Any, kwargs: Any) -> Any:
+    def call_method(self: object, tx: object, name: str, args: object, kwargs: object) -> Any:
         mine = current_device()
         if name != "_init_group" or mine is None or mine.host.rank is None:
             return stock(self, tx, name, args, kwargs)

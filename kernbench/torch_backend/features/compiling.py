@@ -145,7 +145,7 @@ def _compile_aside(patches: Patches) -> None:
     skipped: Any = sys.modules["torch._dynamo.types"].ConvertFrameReturn
     turn, constants = _Turn(), _ConstantsOfRanks(patches)
 
-    def compile_frame(self: Any, frame: FrameType, *args: object) -> Any:
+    def compile_frame(self: object, frame: FrameType, *args: object) -> Any:
         if _is_generated(frame):
             return skipped()
         device = current_device()
@@ -181,7 +181,7 @@ class _ConstantsOfRanks:
         stock_member, stock_folds = objects.get_member_type, functions.can_constant_fold_through
 
         @functools.wraps(stock_member)
-        def get_member_type(cls: Any, member_name: str) -> Any:
+        def get_member_type(cls: object, member_name: str) -> Any:
             found = stock_member(cls, member_name)
             self._asked |= found is objects.MemberType.USE_REAL
             return found
@@ -199,7 +199,7 @@ class _ConstantsOfRanks:
 
     def _noting(self, stock: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(stock)
-        def place(variable: Any, tx: Any) -> Any:
+        def place(variable: Any, tx: object) -> Any:
             self._asked |= getattr(variable.device, "type", "") == "cuda"
             return stock(variable, tx)
 
@@ -227,7 +227,7 @@ class _ConstantsOfRanks:
             self._asked = outer
 
 
-def _backend_of(callback: Any) -> Any:
+def _backend_of(callback: object) -> Any:
     """The backend that the program asked for, in what Dynamo has put around it."""
     while (inner := getattr(callback, _INNER, None)) is not None:
         callback = inner

@@ -77,7 +77,7 @@ def install(patches: Patches, module: ModuleType) -> None:
     inside: dict[int | None, tuple[int, Any]] = {}
 
     def attention(
-        query: object, key: Any, value: Any, attn_mask: Any, dropout_p: float, is_causal: bool, scale: float | None,
+        query: object, key: object, value: object, attn_mask: object, dropout_p: float, is_causal: bool, scale: float | None,
         enable_gqa: bool,
     ) -> Any:  # fmt: skip
         place = inside.get(current_rank()) if inside else None
@@ -92,7 +92,7 @@ def install(patches: Patches, module: ModuleType) -> None:
         options = {"is_causal": is_causal, "scale": scale}
         return _Ring.apply(module, mesh, seq_dim, options, query, key, value)
 
-    def enable(seq_dim: int, mesh: Any) -> None:
+    def enable(seq_dim: int, mesh: object) -> None:
         inside[current_rank()] = seq_dim, mesh
         fused_attention.go_around(attention)
 

@@ -64,10 +64,10 @@ def install(patches: Patches, module: ModuleType) -> None:
     """Add the current GPU to the keys, and let copies dispatch."""
     stock = module._DispatchCacheKey.__init__
 
-    def init(self: Any, tup: tuple[Any, ...]) -> None:
+    def init(self: object, tup: tuple[object, ...]) -> None:
         stock(self, (*tup, current_index()))
 
-    def copy_(self: Any, src: Any, non_blocking: bool = False) -> Any:
+    def copy_(self: object, src: object, non_blocking: bool = False) -> Any:
         return torch.ops.aten.copy_.default(self, src, non_blocking)
 
     dispatched = module.FakeTensorMode.__torch_dispatch__
@@ -75,7 +75,7 @@ def install(patches: Patches, module: ModuleType) -> None:
     def where(fake: Any) -> torch.device:
         return torch.device("meta") if fake.fake_mode.in_kernel_invocation else kept.fget(fake)
 
-    def dispatch(self: Any, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def dispatch(self: object, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is _ASKED_WHERE:
             return where(args[0])
         if func is _CAST and kwargs and _asked_by_cpp(args[0], kwargs):
@@ -84,12 +84,12 @@ def install(patches: Patches, module: ModuleType) -> None:
 
     of_class = module.FakeTensor.__torch_dispatch__.__func__
 
-    def dispatch_class(cls: Any, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def dispatch_class(cls: object, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return where(args[0]) if func is _ASKED_WHERE else of_class(cls, func, types, args, kwargs)
 
     make, told, kept = module.FakeTensor.__new__, module.FakeTensor.device, module.FakeTensor.fake_device
 
-    def new(cls: Any, mode: Any, elem: Any, device: Any, *args: object, **kwargs: object) -> Any:
+    def new(cls: object, mode: Any, elem: Any, device: Any, *args: object, **kwargs: object) -> Any:
         if device.type != "cuda":
             return make(cls, mode, elem, device, *args, **kwargs)
         made = make(cls, mode, elem, torch.device("cpu"), *args, **kwargs)
@@ -106,7 +106,7 @@ def install(patches: Patches, module: ModuleType) -> None:
         else:
             kept.fset(fake, device)
 
-    def fake_device(fake: Any) -> Any:
+    def fake_device(fake: object) -> Any:
         return getattr(fake, "simulated_device", None) or kept.fget(fake)
 
     def device(fake: Any) -> Any:

@@ -32,7 +32,7 @@ class _OwnSet(threading.local):
         self.add, self.remove, self.clear = values.add, values.discard, values.clear
         self._values = values
 
-    def __contains__(self, value: Any) -> bool:
+    def __contains__(self, value: object) -> bool:
         return value in self._values
 
 

@@ -203,7 +203,7 @@ _AUTOCASTS = ("AutocastCPU", "AutocastCUDA")
 def _by_device(operator: str, known: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
     """Calls a kernel for autocast, or where there is none for the device what is below autocast."""
 
-    def compute(*args: Any, **kwargs: Any) -> Any:
+    def compute(*args: object, **kwargs: Any) -> Any:
         given = listed_tensors((*args, *kwargs.values()))
         function: Any = known.get(_AUTOCASTS[any(map(is_on_gpu, given))], program_kernels.overload(operator))
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):

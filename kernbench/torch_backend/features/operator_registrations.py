@@ -68,7 +68,7 @@ def _install_rules(patches: Patches, whose: Callable[[], int | None], registered
     known: set[str] = set()
     """Operators for which a rank has registered one: torch asks at every operation of every mode."""
 
-    def register(self: Any, torch_dispatch_class: type, func: Callable[..., Any]) -> Any:
+    def register(self: Any, torch_dispatch_class: type, func: Callable[..., object]) -> Any:
         rank = whose()
         if rank is None:
             return stock_register(self, torch_dispatch_class, func)

@@ -56,7 +56,7 @@ class OptimizerSteps:
             self._handles.pop().remove()
         self._patches.undo()
 
-    def _before(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before(self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
         host = self._simulation.hosts.current()
         passes = host.backward_passes
         told_how = any(each is not None for each in (*args[1:], kwargs.get("closure")))
@@ -77,7 +77,7 @@ class OptimizerSteps:
             spec = self._simulation.topology.system.host
             host.prepare(spec.factor * (spec.step + spec.parameter * len(given)))
 
-    def _after(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _after(self, optimizer: Optimizer, args: tuple[object, ...], kwargs: dict[str, Any]) -> None:
         if optimizer in self._empty:
             del self._empty[optimizer]
         else:

@@ -123,7 +123,7 @@ class RemoteCalls:
     def init_rpc(
         self,
         name: str,
-        backend: Any = None,
+        backend: object = None,
         rank: int = -1,
         world_size: int | None = None,
         rpc_backend_options: Any = None,
@@ -173,13 +173,13 @@ class RemoteCalls:
         rpc = self._rpc
         api = rpc.api
 
-        def invoke(to: Any, func: OpOverload, rpc_type: Any, *args: object, **kwargs: object) -> Any:
+        def invoke(to: object, func: OpOverload, rpc_type: Any, *args: object, **kwargs: object) -> Any:
             _refuse(f"{'rpc_async' if 'async' in str(rpc_type).lower() else 'rpc_sync'}({to!r}, {_name(func)})")
 
         def remote(to: Any, func: OpOverload, *args: object, **kwargs: object) -> Any:
             _refuse(f"remote({to!r}, {_name(func)})")
 
-        def refer(reference: Any, value: Any, *args: object, **kwargs: object) -> None:
+        def refer(reference: object, value: Any, *args: object, **kwargs: object) -> None:
             _refuse(f"RRef({type(value).__name__})")
 
         patches.set(rpc, "init_rpc", self.init_rpc)

@@ -154,7 +154,7 @@ class _CallLayout:
         equal, own = mesh._hash_key(), self._kinds.ranks_own
         return equal[:own] + equal[own + 1 :]
 
-    def number(self, mesh: Any) -> int:
+    def number(self, mesh: object) -> int:
         """The place of a mesh among those that it names. Raises :class:`_NotSharedError` of another one."""
         number = self._numbers.get(id(mesh))
         if number is None:
@@ -213,7 +213,7 @@ def install(patches: Patches, module: ModuleType) -> None:
     stock_shapes = propagator._propagate_tensor_meta_non_cached
     stock = propagator.propagate_op_sharding_non_cached
 
-    def shapes(self: Any, op_schema: Any) -> Any:
+    def shapes(self: object, op_schema: Any) -> Any:
         store = _store()
         if store is None or op_schema.op.namespace != "aten":
             return stock_shapes(self, op_schema)
@@ -246,7 +246,7 @@ def _store() -> _SharedShardings | None:
     return store
 
 
-def _keep(known: dict[Any, Any], key: Any, value: Any) -> None:
+def _keep(known: dict[Any, Any], key: object, value: object) -> None:
     if len(known) >= _MOST:
         known.clear()
     known[key] = value
@@ -266,7 +266,7 @@ def _described(kinds: _Kinds, value: Any) -> Any:
     raise _NotSharedError
 
 
-def _rules(propagator: Any, op: Any) -> tuple[Any, Any] | None:
+def _rules(propagator: Any, op: object) -> tuple[Any, Any] | None:
     """torch's own rules for an operator; None if it has none, or what it comes to depends on the rank."""
     if op in propagator.op_to_shape_and_stride_idx or op in propagator.op_to_scalar_shape_adjuster:
         return None
@@ -279,7 +279,7 @@ def _rules(propagator: Any, op: Any) -> tuple[Any, Any] | None:
 def _shared(kinds: _Kinds, stock: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """What finds out what a call comes to, if no rank has."""
 
-    def propagate(propagator: Any, op_schema: Any) -> Any:
+    def propagate(propagator: object, op_schema: Any) -> Any:
         store, rules = _store(), _rules(propagator, op_schema.op)
         if store is None or rules is None:
             return stock(propagator, op_schema)

@@ -102,7 +102,7 @@ def _is_called(function: Any) -> bool:
     return all(kernel.__name__ in called for kernel in KERNELS)
 
 
-def _has_no_kernels(aten: Any) -> bool:
+def _has_no_kernels(aten: object) -> bool:
     has_kernel: Any = torch._C._dispatch_has_kernel_for_dispatch_key
     return not any(has_kernel(f"aten::{kernel.__name__}", "CPU") for kernel in KERNELS)
 

@@ -97,7 +97,7 @@ def _steers(base: Any, name: str) -> Callable[..., Any]:
     return method
 
 
-def _given_back(cls: type, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+def _given_back(cls: type, func: OpOverload, types: Any, args: Any = (), kwargs: object = None) -> Any:
     """An operation of torch takes the number: what it gives is assumed too."""
     return numbers_in_tensors.operate(func, bare(args), bare(kwargs or {}))
 

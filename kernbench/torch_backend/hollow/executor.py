@@ -315,7 +315,7 @@ class HollowValues:
             return 1 << 30
         return SMALL_ON_HOST
 
-    def _described(self, operator: TorchOperator, func: OpOverload, args: Any, kwargs: Any, key: Any) -> Any:
+    def _described(self, operator: TorchOperator, func: OpOverload, args: Any, kwargs: Any, key: object) -> Any:
         """What it would give; None if not known, so that it must be computed."""
         chosen = selected(operator.name, func, args, kwargs or {})
         if chosen is not None:
@@ -337,7 +337,7 @@ class HollowValues:
             return shapes_by_computing(func, args, kwargs or {}, _has_no_numbers, refused=error.refused)
 
     def _of_any_numbers(
-        self, error: RuntimeError, operator: TorchOperator, func: Any, args: Any, kwargs: Any, found: Survey
+        self, error: RuntimeError, operator: TorchOperator, func: Any, args: Any, kwargs: object, found: Survey
     ) -> Any:
         """What a call gives that was refused, maybe for numbers that are only assumed (a singular matrix).
 
@@ -353,7 +353,7 @@ class HollowValues:
         )
         return what
 
-    def _sparse(self, operator: TorchOperator, func: Any, args: Any, kwargs: Any, *, on_gpu: bool) -> Any:
+    def _sparse(self, operator: TorchOperator, func: Any, args: Any, kwargs: object, *, on_gpu: bool) -> Any:
         """Of operands that are not known, and of which one is sparse, or that make one."""
         written = operator.written(args, kwargs)
         if written and not any(map(is_sparse, written)):
@@ -370,7 +370,7 @@ class HollowValues:
     # -- what is made and written ----------------------------------------------------------------------------------------
 
     def _made(
-        self, what: Any, func: OpOverload, operator: TorchOperator, args: Any, kwargs: Any, *, on_gpu: bool
+        self, what: Any, func: OpOverload, operator: TorchOperator, args: Any, kwargs: object, *, on_gpu: bool
     ) -> Any:
         if type(what) is Described:
             return self._fresh(what, func, operator, args, kwargs, on_gpu)
@@ -396,7 +396,7 @@ class HollowValues:
         note.stand_in = (0.0 if value is None else value) if small else value
         return tensor
 
-    def _fit(self, operator: TorchOperator, func: OpOverload, args: Any, kwargs: Any, key: Any) -> None:
+    def _fit(self, operator: TorchOperator, func: OpOverload, args: Any, kwargs: Any, key: object) -> None:
         """Give the tensors that a call writes by ``out=`` the shapes that torch would give them."""
         made = _tensors_of(self._described(operator, func, args, kwargs, key))
         for target, what in zip(operator.written(args, kwargs), made, strict=False):
@@ -437,7 +437,7 @@ class HollowValues:
         stored.stand_in = value
 
     def _mark_computed(
-        self, operator: TorchOperator, args: Any, kwargs: Any, result: Any, *, unknown: bool, infinite: bool
+        self, operator: TorchOperator, args: Any, kwargs: Any, result: object, *, unknown: bool, infinite: bool
     ) -> None:
         """Results of what is assumed are assumed, and finite unless ``infinite`` or an operand was not; those of what is known
         are known."""

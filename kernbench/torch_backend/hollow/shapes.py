@@ -59,7 +59,7 @@ MOST_KNOWN = 200_000
 _known: dict[object, Any] = {}
 
 
-def described(func: OpOverload, args: Any, kwargs: Any, key: Any = None) -> Any:
+def described(func: OpOverload, args: Any, kwargs: Any, key: object = None) -> Any:
     """What ``func(*args, **kwargs)`` gives, with a :class:`Described` in the place of each tensor.
 
     Args:

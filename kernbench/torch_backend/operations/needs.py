@@ -17,7 +17,7 @@ Needs = tuple[str, Sequence[int]]
 
 
 def needs_of(
-    row: Operator, inputs: Sequence[Any], outputs: Sequence[Any], args: Sequence[Any], spec: DeviceSpec
+    row: Operator, inputs: Sequence[Any], outputs: Sequence[Any], args: Sequence[object], spec: DeviceSpec
 ) -> Needs:
     """What an operation of a row of the table needs, of tensors that it is given and gives; ``args``: of its call."""
     library = row.library_of([each.shape for each in inputs])

@@ -196,7 +196,7 @@ def reduction_of(opts: Any) -> ReduceOp | SumOfMultiples:
 
 
 @functools.cache
-def _parsed(op: Any) -> ReduceOp | None:
+def _parsed(op: object) -> ReduceOp | None:
     return None if op == dist.ReduceOp.PREMUL_SUM else ReduceOp.parse(op)
 
 
@@ -208,7 +208,7 @@ def root_of(opts: Any) -> int:
     return 0 if opts is None else int(getattr(opts, "rootRank", opts))
 
 
-def timeout_of(opts: Any) -> timedelta | None:
+def timeout_of(opts: object) -> timedelta | None:
     """The timeout that a program gave in options, None if it gave none."""
     timeout = getattr(opts, "timeout", None)
     return timeout if isinstance(timeout, timedelta) and timeout > _NO_TIME else None

@@ -62,7 +62,7 @@ class _BackendKind(type):
     backend: str
     make: Make
 
-    def __call__(cls, store: Any, rank: int, size: int, *args: object, **options: object) -> Any:
+    def __call__(cls, store: object, rank: int, size: int, *args: object, **options: object) -> Any:
         given = [*args, *options.values()]
         timeout = next((value for value in given if isinstance(value, timedelta)), None)
         for value in given:
@@ -76,7 +76,7 @@ class _BackendKind(type):
             return bool(instance.name() == cls.backend)
         return super().__instancecheck__(instance)
 
-    def of(cls, group: Any) -> Any:
+    def of(cls, group: object) -> Any:
         """The backend of a group."""
         return type.__call__(cls, group, cls.backend)
 
@@ -84,7 +84,7 @@ class _BackendKind(type):
 _CLASSES: dict[str, tuple[str, type]] = {"gloo": ("ProcessGroupGloo", _Gloo), "nccl": ("ProcessGroupNCCL", _Nccl)}
 
 
-def backend_of(group: Any, backend: str) -> BackendStandIn:
+def backend_of(group: object, backend: str) -> BackendStandIn:
     """An object of the class that ``torch.distributed`` has for a backend's name, if it has one."""
     name, _ = _CLASSES.get(backend, ("", None))
     cls = getattr(dist.distributed_c10d, name, None)

@@ -65,7 +65,7 @@ def _is_watched() -> bool:
     )
 
 
-def _through(overload: OpOverload, args: tuple[Any, ...], body: Callable[[], Any]) -> Any:
+def _through(overload: OpOverload, args: tuple[object, ...], body: Callable[[], object]) -> Any:
     """Call an operator that is ``body`` for this rank; what the body gives, or a mode in its stead."""
     device = current_device()
     assert device is not None

@@ -132,12 +132,12 @@ class Futures:
                 threads.wait(notice)
             return _stock_wait(future)
 
-        def value(future: Any) -> Any:
+        def value(future: object) -> Any:
             """As torch's; as with NCCL, the value of a collective's future may be asked for at once."""
             self._until_done(future)
             return _stock_value(future)
 
-        def done(future: Any) -> bool:
+        def done(future: object) -> bool:
             """Whether it is complete. Asking lets the others go on, so a loop of this ends."""
             rank = self._simulation.scheduler.current_rank() if self.outstanding else None
             pending = self.outstanding.get(rank) if rank is not None else None
@@ -178,7 +178,7 @@ class Futures:
             _C_ENGINE.queue_callback(lambda: self._finish(pending))
         return future
 
-    def settle(self, awaited: Any = None) -> None:
+    def settle(self, awaited: object = None) -> None:
         """Complete this rank's futures whose operations are done, and the ``awaited`` one; their callbacks run."""
         rank = self._simulation.hosts.current_rank()
         pending = self.outstanding.get(rank, ())
@@ -217,7 +217,7 @@ class Futures:
         finally:
             self.settle()
 
-    def _until_done(self, future: Any) -> None:
+    def _until_done(self, future: object) -> None:
         """Complete this rank's futures, as their operations end, until ``future`` is complete or none is left."""
         rank = self._simulation.scheduler.current_rank() if self.outstanding else None
         while rank in self.outstanding and not _stock_done(future):

@@ -43,7 +43,7 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
 
     @dispatched("allreduce_", lambda group, given, *_: (as_tensors(given), group, any_reduction(), None))
     def allreduce(
-        self, tensors: Any, opts: Any = None, timeout: Any = None, *, out: torch.Tensor | None = None,
+        self, tensors: object, opts: object = None, timeout: object = None, *, out: torch.Tensor | None = None,
         algorithm: str | None = None,
     ) -> Work:  # fmt: skip
         """``out``: where the result goes, by default the tensor itself; ``algorithm``: an entry of ``ccl.yaml``."""
@@ -95,7 +95,7 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
         return Work(self.simulation, self._futures, work.operations, (tensor,))
 
     @dispatched("broadcast_", lambda group, given, opts=0, *_: (as_tensors(given), group, root_of(opts), 0))
-    def broadcast(self, tensors: Any, opts: Any = 0, timeout: Any = None) -> Work:
+    def broadcast(self, tensors: object, opts: object = 0, timeout: object = None) -> Work:
         tensor = one_tensor(tensors, "broadcast")
         root = self._root("broadcast", opts, tensor)
         given = (tensor,)
@@ -104,7 +104,7 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
     @dispatched(
         "reduce_", lambda group, given, opts=None, *_: (as_tensors(given), group, any_reduction(), root_of(opts), 0)
     )
-    def reduce(self, tensors: Any, opts: Any = None, op: Any = None, timeout: Any = None) -> Work:
+    def reduce(self, tensors: object, opts: object = None, op: object = None, timeout: object = None) -> Work:
         tensor = one_tensor(tensors, "reduce", self.backend_name)
         root = self._root("reduce", opts, tensor)
         reduction = reduction_of(op if op is not None else opts if hasattr(opts, "reduceOp") else None)
@@ -117,7 +117,7 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
         return work
 
     @dispatched("allgather_", lambda group, got, given, *_: (as_lists(got), as_tensors(given), group))
-    def allgather(self, output_tensors: object, input_tensors: Any, opts: Any = None) -> Work:
+    def allgather(self, output_tensors: object, input_tensors: object, opts: object = None) -> Work:
         outputs, tensor = tensor_list(output_tensors), one_tensor(input_tensors)
         shape, splits = self._cells("all_gather", "gives", tensor, "output", outputs)
         flat = self._flat("all_gather", tensor, outputs)
@@ -145,7 +145,7 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
     _allgather_base = all_gather_single
 
     @dispatched("allgather_coalesced_", lambda group, got, given, *_: (as_lists(got), as_tensors(given), group))
-    def allgather_coalesced(self, output_lists: Any, input_list: Tensors, opts: Any = None) -> Work:
+    def allgather_coalesced(self, output_lists: Any, input_list: Tensors, opts: object = None) -> Work:
         """``output_lists[r]`` gets the inputs of rank r."""
         if len(output_lists) != self.size():
             raise CallError(f"all_gather: expected {self.size()} output lists, one per rank, found {len(output_lists)}")
@@ -171,7 +171,9 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
     @dispatched(
         "gather_", lambda group, got, given, opts=None, *_: (as_lists(got), as_tensors(given), group, root_of(opts))
     )
-    def gather(self, output_tensors: object, input_tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
+    def gather(
+        self, output_tensors: object, input_tensors: object, opts: object = None, timeout: object = None
+    ) -> Work:
         tensor = one_tensor(input_tensors, "gather", self.backend_name)
         root = self._root("gather", opts, tensor)
         outputs = tensor_list(output_tensors) if root == self._rank else []
@@ -184,7 +186,9 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
     @dispatched(
         "scatter_", lambda group, got, given, opts=None, *_: (as_tensors(got), as_lists(given), group, root_of(opts))
     )
-    def scatter(self, output_tensors: object, input_tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
+    def scatter(
+        self, output_tensors: object, input_tensors: object, opts: object = None, timeout: object = None
+    ) -> Work:
         tensor = one_tensor(output_tensors, "scatter", self.backend_name)
         root = self._root("scatter", opts, tensor)
         inputs = tensor_list(input_tensors) if root == self._rank else []
@@ -197,7 +201,9 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
     @dispatched(
         "reduce_scatter_", lambda group, got, given, *_: (as_tensors(got), as_lists(given), group, any_reduction())
     )
-    def reduce_scatter(self, output_tensors: object, input_tensors: Any, opts: Any = None, timeout: Any = None) -> Work:
+    def reduce_scatter(
+        self, output_tensors: object, input_tensors: object, opts: object = None, timeout: object = None
+    ) -> Work:
         tensor = one_tensor(output_tensors, "reduce_scatter", self.backend_name)
         inputs = tensor_list(input_tensors)
         shape, splits = self._cells("reduce_scatter", "wants", tensor, "input", inputs)
@@ -295,7 +301,7 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
         return tensor.split(sizes)
 
     @dispatched("barrier", lambda group, *_: (torch.empty(0), group, []))
-    def barrier(self, opts: object = None, timeout: Any = None) -> Work:
+    def barrier(self, opts: object = None, timeout: object = None) -> Work:
         for each in getattr(opts, "device_ids", None) or ():
             if self.backend_name == "nccl":
                 self._device.number(int(each))
@@ -336,13 +342,13 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
 
     # -- point to point ----------------------------------------------------------------------------------------------
 
-    def send(self, tensors: Any, dst: int, tag: int = 0) -> Work:
+    def send(self, tensors: object, dst: int, tag: int = 0) -> Work:
         return self._post_message(tensors, "send", dst, tag)
 
-    def recv(self, tensors: Any, src: int, tag: int = 0) -> Work:
+    def recv(self, tensors: object, src: int, tag: int = 0) -> Work:
         return self._post_message(tensors, "recv", src, tag, lambda: src)
 
-    def recv_anysource(self, tensors: Any, tag: int = 0) -> Work:
+    def recv_anysource(self, tensors: object, tag: int = 0) -> Work:
         tensor = one_tensor(tensors, "message", self.backend_name)
         if self._is_nccls(tensor):
             nccl_rules.from_any()

@@ -61,7 +61,7 @@ class GroupClass(type(STOCK)):  # type: ignore[misc]
         """A group of simulated ranks."""
         return super().__call__(*args)
 
-    def __instancecheck__(cls, instance: Any) -> bool:
+    def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, STOCK)
 
     def __subclasscheck__(cls, subclass: type) -> bool:
@@ -71,12 +71,12 @@ class GroupClass(type(STOCK)):  # type: ignore[misc]
 class _MadeByHand(STOCK):
     """A group that a program makes of a store, before it has a backend."""
 
-    def __init__(self, *args: Any) -> None:
+    def __init__(self, *args: object) -> None:
         super().__init__(
             *(args if type(args[0]) is int else args[1:3])
         )  # C++ makes none of a store that Python may change
 
-    def _register_backend(self, device: torch.device, backend_type: Any, backend: Any = None) -> None:
+    def _register_backend(self, device: torch.device, backend_type: object, backend: object = None) -> None:
         if not isinstance(type(backend), GroupClass):
             STOCK._register_backend(self, device, backend_type, backend)
             return

@@ -184,7 +184,7 @@ class _Waiting:
             return
         raise KernbenchError(_NO_RANK_YET)
 
-    def before(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+    def before(self, stock: Callable[..., object]) -> Callable[..., Any]:
         """``init_process_group``, before which the process learns that it is a rank."""
 
         @functools.wraps(stock)
@@ -224,7 +224,7 @@ def _replaced_by_programs() -> Iterator[tuple[ModuleType, str, FunctionType]]:
                     yield module, name, value
 
 
-def _who(stock: Callable[..., Any], args: Any, kwargs: Any) -> tuple[int, int] | None:
+def _who(stock: Callable[..., object], args: Any, kwargs: Any) -> tuple[int, int] | None:
     """Rank and size of the world that a call speaks of; None if it does not say, which torch complains of."""
     names = stock.__code__.co_varnames[: stock.__code__.co_argcount]
     given = {**dict(zip(names, args, strict=False)), **kwargs}

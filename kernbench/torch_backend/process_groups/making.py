@@ -107,7 +107,7 @@ class GroupMaker:
         timeout: timedelta,
         name: str,
         description: str = "undefined",
-        store: Any = None,
+        store: object = None,
     ) -> SimProcessGroup:
         """This rank's object of the group of ``members`` (simulated ranks, in group order) that is called ``name``.
 
@@ -165,7 +165,7 @@ def make_helper(current: Callable[[], GroupMaker], stock: Callable[..., Any]) ->
         group_size: int,
         group_rank: int,
         global_ranks_in_group: list[int],
-        backend: Any,
+        backend: object,
         store: Any,
         group_name: str,
         backend_options: Any = None,

@@ -235,7 +235,7 @@ class PostingGroup(STOCK):
         self,
         new_ranks: list[int],
         timeout: timedelta | None = None,
-        opts: Any = None,
+        opts: object = None,
         group_name: str | None = None,
         group_desc: str | None = None,
         device_types: Any = None,
@@ -458,7 +458,7 @@ class PostingGroup(STOCK):
             self._coalescing.append(work)
         return work
 
-    def _post_message(self, tensors: Any, op: str, peer: int, tag: int, source: Any = None) -> Work:
+    def _post_message(self, tensors: object, op: str, peer: int, tag: int, source: Any = None) -> Work:
         """Send to, or receive from, a member. Raises torch's error of a type that the library does not take."""
         tensor = one_tensor(tensors, "message", self.backend_name)
         library = self._library_for((tensor,))

@@ -28,7 +28,7 @@ _made: weakref.WeakKeyDictionary[Any, tuple[str, weakref.ref[Any]]] = weakref.We
 """Prefix and store of each that Python has made. A store of a simulation refers to what is made of it, hence weakly."""
 
 
-def _behind(store: Any) -> tuple[str, Any]:
+def _behind(store: object) -> tuple[str, Any]:
     """Prefix and store of a ``PrefixStore``; none that Python has made or that is still there: an empty prefix, and None."""
     prefix, behind = _made.get(store, ("", None))
     return prefix, None if behind is None else behind()
@@ -38,18 +38,18 @@ def _notes(stock: Callable[..., None]) -> Callable[..., None]:
     """The constructor, which notes what it is given."""
 
     @functools.wraps(stock)
-    def make(self: Any, prefix: str, store: Any) -> None:
+    def make(self: object, prefix: str, store: object) -> None:
         stock(self, prefix, store)
         _made[self] = prefix, weakref.ref(store)
 
     return make
 
 
-def _passes(stock: Callable[..., Any], name: str) -> Callable[..., Any]:
+def _passes(stock: Callable[..., object], name: str) -> Callable[..., Any]:
     """A method by a key, which the store behind is called with."""
 
     @functools.wraps(stock)
-    def call(self: Any, key: str, *args: Any, **kwargs: Any) -> Any:
+    def call(self: object, key: str, *args: object, **kwargs: object) -> Any:
         prefix, store = _behind(self)
         if store is None:
             return stock(self, key, *args, **kwargs)
@@ -62,7 +62,7 @@ def _lists(stock: Callable[..., list[str]]) -> Callable[..., list[str]]:
     """The keys that have the prefix, without it."""
 
     @functools.wraps(stock)
-    def list_keys(self: Any) -> list[str]:
+    def list_keys(self: object) -> list[str]:
         prefix, store = _behind(self)
         if store is None:
             return stock(self)

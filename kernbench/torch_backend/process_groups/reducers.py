@@ -47,7 +47,7 @@ class _OnGpu(TorchDispatchMode):
         self._device = device
         self._types = types
 
-    def __torch_dispatch__(self, func: OpOverload, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(self, func: OpOverload, types: object, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         on_host = torch.device(kwargs.get("device") or "cpu").type == "cpu"
         if func is _EMPTY and on_host and kwargs.get("dtype") in self._types:

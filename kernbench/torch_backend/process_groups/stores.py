@@ -40,7 +40,7 @@ class Contents:
         key: by what the stores of one address find them.
     """
 
-    def __init__(self, key: tuple[Any, ...]) -> None:
+    def __init__(self, key: tuple[object, ...]) -> None:
         self.key = key
         self.values: dict[str, bytes] = {}
         self.queues: dict[str, deque[bytes]] = {}
@@ -81,7 +81,7 @@ class StoreHost:
         self._shared.clear()
         self._kept.clear()
 
-    def shared(self, *key: Any) -> Contents:
+    def shared(self, *key: object) -> Contents:
         """The contents that every store of this address has."""
         return self._shared.setdefault(key, Contents(key))
 
@@ -119,7 +119,7 @@ def _on_contents(method: _Method) -> _Method:
     name = method.__name__
 
     @functools.wraps(method)
-    def call(store: CooperativeStore, *args: Any, **kwargs: Any) -> Any:
+    def call(store: CooperativeStore, *args: object, **kwargs: object) -> Any:
         return store.on_contents(name, method, args, kwargs)
 
     return cast("_Method", call)
@@ -155,7 +155,7 @@ class CooperativeStore(dist.Store):
         self._contents = contents
         self.set_timeout(timeout)
 
-    def on_contents(self, name: str, method: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def on_contents(self, name: str, method: Callable[..., object], args: Any, kwargs: Any) -> Any:
         """Call a method that works on the contents, where they are."""
         give_way = self._simulation.giving_way
         if give_way is not None:
@@ -258,7 +258,7 @@ class CooperativeStore(dist.Store):
         return total
 
     @_on_contents
-    def append(self, key: str, value: Any) -> None:
+    def append(self, key: str, value: object) -> None:
         """Append to a value."""
         self._contents.values[key] = self._contents.values.get(key, b"") + _bytes(value)
         self._changed()
@@ -273,7 +273,7 @@ class CooperativeStore(dist.Store):
         return all(key in self._contents.values or self._contents.queues.get(key) for key in keys)
 
     @_on_contents
-    def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+    def compare_set(self, key: str, expected: object, desired: object) -> bytes:
         """Write ``desired`` if the value is ``expected`` (or absent and ``expected`` empty); return the value."""
         values = self._contents.values
         if key not in values:
@@ -314,7 +314,7 @@ class CooperativeStore(dist.Store):
         return [self.get(key) for key in keys]
 
     @_on_contents
-    def multi_set(self, keys: Sequence[str], values: Sequence[Any]) -> None:
+    def multi_set(self, keys: Sequence[str], values: Sequence[object]) -> None:
         """Write several values."""
         for key, value in zip(keys, values, strict=True):
             self.set(key, value)
@@ -324,7 +324,7 @@ class CooperativeStore(dist.Store):
         return True
 
     @_on_contents
-    def queue_push(self, key: str, value: Any) -> None:
+    def queue_push(self, key: str, value: object) -> None:
         """Add to the end of a queue."""
         self._contents.queues.setdefault(key, deque()).append(_bytes(value))
         self._changed()
@@ -431,7 +431,7 @@ RELIES_ON = (
 )  # fmt: skip
 
 
-def install(patches: Patches, classes: Mapping[str, Any] = CLASSES) -> None:
+def install(patches: Patches, classes: Mapping[str, object] = CLASSES) -> None:
     """Put stores of these classes in the place of torch's."""
     prefix_stores.install(patches)
     for owner, names in _OWNERS:

@@ -63,7 +63,7 @@ class GreenletWorld:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._mine(), name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         setattr(self._mine(), name, value)
 
 
@@ -81,7 +81,7 @@ def enter(group: Any, name: str) -> None:
         world.default_pg = group
 
 
-def _is_covered(world: Any) -> bool:
+def _is_covered(world: object) -> bool:
     """Whether a rank's world has what torch's has."""
     return {name for name, value in vars(world).items() if isinstance(value, property)} <= {*dir(RankWorld())}
 

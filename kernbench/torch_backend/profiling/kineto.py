@@ -193,7 +193,7 @@ def _of_collective(call: Call) -> dict[str, object]:
     }
 
 
-def _slice(category: str, name: str, pid: int, tid: int, begin: float, end: float, args: Mapping[str, Any]) -> Event:
+def _slice(category: str, name: str, pid: int, tid: int, begin: float, end: float, args: Mapping[str, object]) -> Event:
     return {
         "ph": "X", "cat": category, "name": name, "pid": pid, "tid": tid, "ts": round(begin, 3),
         "dur": round(end - begin, 3), "args": args,

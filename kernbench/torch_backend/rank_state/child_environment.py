@@ -70,7 +70,7 @@ def _install_popen(patches: Patches, more: Callable[[Variables], Variables]) -> 
     stock: Any = subprocess.Popen.__init__
 
     @functools.wraps(stock)
-    def start(self: Any, *args: Any, **kwargs: Any) -> None:
+    def start(self: object, *args: Any, **kwargs: Any) -> None:
         given = args[_ENV] if len(args) > _ENV else kwargs.get("env")
         environ = dict(os.environ) if given is None else given
         environ = {**environ, **more(environ)}

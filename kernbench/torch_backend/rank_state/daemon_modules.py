@@ -41,7 +41,7 @@ def _has_no_turn() -> bool:
 def _imports(stock: Callable[..., Any], is_own: Callable[[str], bool]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def import_(
-        name: str, globals: Mapping[str, Any] | None = None, locals: Any = None, fromlist: Any = (), level: int = 0
+        name: str, globals: Mapping[str, object] | None = None, locals: Any = None, fromlist: Any = (), level: int = 0
     ) -> Any:
         if current_member() is not None and is_own(name if not level else str((globals or {}).get("__package__"))):
             acts_for_a_rank()
@@ -69,7 +69,7 @@ def _dumps(stock: Any, is_own: Callable[[str], bool]) -> Any:
                 acts_for_a_rank()
             return NotImplemented
 
-    def dumps(kind: Any, obj: Any, protocol: int | None = None) -> Any:
+    def dumps(kind: object, obj: Any, protocol: int | None = None) -> Any:
         return stock.__func__(Asking if _has_no_turn() else kind, obj, protocol)
 
     return classmethod(dumps)

@@ -70,7 +70,7 @@ def _sleeps(stock: Callable[..., Any]) -> Callable[..., Any]:
     """``select.select``, which of no files at all is a sleep."""
 
     @functools.wraps(stock)
-    def select(reads: Any, writes: Any, others: Any, timeout: float | None = None, /) -> Any:
+    def select(reads: object, writes: Any, others: Any, timeout: float | None = None, /) -> Any:
         if reads or writes or others or not timeout or timeout < 0 or not is_in_rank():
             return stock(reads, writes, others, timeout)
         time.sleep(timeout)
@@ -96,7 +96,7 @@ def _waits(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _selects(
-    threads: RankThreads, waiting: Any, stock: Callable[..., Any], remark: Callable[[str], object]
+    threads: RankThreads, waiting: Any, stock: Callable[..., object], remark: Callable[[str], object]
 ) -> Callable[..., Any]:
     @functools.wraps(stock)
     def select(self: Any, timeout: float | None = None) -> Any:

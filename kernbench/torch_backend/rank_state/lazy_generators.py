@@ -53,7 +53,7 @@ RELIES_ON = (
 )  # fmt: skip
 
 
-def _uses(function: Any, owner: Any) -> bool:
+def _uses(function: object, owner: Any) -> bool:
     return getattr(function, "__self__", None) is owner or (
         owner is np.random.mtrand._rand
         and getattr(function, "__name__", "") in _PLAIN_FUNCTIONS

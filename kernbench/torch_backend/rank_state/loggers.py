@@ -58,7 +58,7 @@ class _NamesOfRanks:
         self._names: dict[int, set[str]] = {}
         self._whole = False
 
-    def __get__(self, owner: Any, cls: Any = None) -> Any:
+    def __get__(self, owner: object, cls: Any = None) -> Any:
         if owner is None:
             return self
         of_all: dict[str, object] = vars(owner)["loggerDict"]
@@ -68,7 +68,7 @@ class _NamesOfRanks:
         hidden = self._of_ranks - self._names.get(rank, set())
         return {name: logger for name, logger in of_all.items() if name not in hidden}
 
-    def __set__(self, owner: Any, value: Any) -> None:
+    def __set__(self, owner: object, value: Any) -> None:
         vars(owner)["loggerDict"] = value
 
     def asking(self, stock: Callable[..., logging.Logger]) -> Callable[..., logging.Logger]:

@@ -35,7 +35,7 @@ class _Hooks(OrderedDict[Any, Any]):
 
     claim: Callable[[], None] | None = None
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: object, value: Any) -> None:
         if self.claim is not None:
             self.claim()
         super().__setitem__(key, value)

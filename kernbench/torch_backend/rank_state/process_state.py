@@ -174,7 +174,7 @@ class _Saved:
 class _RankFinders(list[Any]):
     """``sys.meta_path`` of a rank: what is asked first in main is asked first here, whatever the program puts before it."""
 
-    def insert(self, index: Any, finder: Any) -> None:
+    def insert(self, index: Any, finder: object) -> None:
         at = max(index + len(self), 0) if index < 0 else index
         super().insert(max(at, 1), finder)
 
@@ -301,7 +301,7 @@ class ProcessState:
         stock = getattr(owner, name)
 
         @functools.wraps(stock)
-        def change(*args: Any, **kwargs: Any) -> None:
+        def change(*args: object, **kwargs: Any) -> None:
             before = read()
             stock(*args, **kwargs)
             if before != read() and write not in self._writers:

@@ -276,7 +276,7 @@ class ProcessWaits:
 
     def _writes(self) -> Callable[..., None]:
         @functools.wraps(_stock_send)
-        def send(connection: Any, buf: Any, write: Callable[[int, Any], int] = os.write) -> None:
+        def send(connection: object, buf: Any, write: Callable[[int, Any], int] = os.write) -> None:
             def write_some(handle: int, rest: Any) -> int:
                 room = _ready(connection, select.POLLOUT)
                 if not room():
@@ -301,7 +301,7 @@ class ProcessWaits:
 
     def _puts(self, stock: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(stock)
-        def put(queue: Any, obj: Any, *args: Any, **kwargs: Any) -> None:
+        def put(queue: Any, obj: object, *args: Any, **kwargs: Any) -> None:
             if self._waits():
                 try:
                     obj = _InQueue(bytes(_Pickler.dumps(obj)))

@@ -25,7 +25,7 @@ class RankAttribute:
         self._whose = whose
         self._values: dict[int, WeakKeyDictionary[Any, Any]] = {}
 
-    def __get__(self, owner: Any, cls: Any = None) -> Any:
+    def __get__(self, owner: object, cls: Any = None) -> Any:
         if owner is None:
             return self
         rank = self._whose()
@@ -41,7 +41,7 @@ class RankAttribute:
             value = mine[owner] = value.copy() if isinstance(value, (list, dict)) else value
             return value
 
-    def __set__(self, owner: Any, value: Any) -> None:
+    def __set__(self, owner: object, value: Any) -> None:
         rank = self._whose()
         if rank is None:
             vars(owner)[self._name] = value

@@ -58,7 +58,7 @@ def part(owner: Any, name: str) -> Any:
     return owner
 
 
-def set_attribute(owner: Any, name: str, value: Any) -> None:
+def set_attribute(owner: object, name: str, value: Any) -> None:
     """``setattr``, likewise."""
     setattr(part(owner, name), name, value)
 

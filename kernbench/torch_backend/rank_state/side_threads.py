@@ -278,7 +278,7 @@ class SideThreads:
 
     def _makes(self) -> Callable[..., None]:
         @functools.wraps(_stock_make)
-        def make(item: Any, future: Any, *args: object, **kwargs: object) -> None:
+        def make(item: Any, future: object, *args: object, **kwargs: object) -> None:
             _stock_make(item, future, *args, **kwargs)
             if self._submitted.begin is not None:
                 item.kernbench_call = self._submitted.begin()
@@ -287,7 +287,7 @@ class SideThreads:
 
     def _submits(self) -> Callable[..., object]:
         @functools.wraps(_stock_submit)
-        def submit(pool: Any, fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
+        def submit(pool: object, fn: Callable[..., Any], /, *args: object, **kwargs: object) -> Any:
             crew = self._crew()
             if crew is None:
                 return _stock_submit(pool, fn, *args, **kwargs)

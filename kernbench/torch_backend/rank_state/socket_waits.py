@@ -54,7 +54,7 @@ def install(patches: Patches) -> None:
     stock_init = _Socket.__init__
 
     @functools.wraps(stock_init)
-    def init(self: socket.socket, *args: Any, **kwargs: Any) -> None:
+    def init(self: socket.socket, *args: object, **kwargs: Any) -> None:
         stock_init(self, *args, **kwargs)
         if current_simulation() is not None and (is_in_rank() or current_thread_is_side()):
             made.add(self)
@@ -98,7 +98,7 @@ def _waiting(
     """A method by which a socket that a rank has ``made`` waits for its other end, if that ``lasts`` with these arguments."""
 
     @functools.wraps(stock)
-    def method(self: socket.socket, *args: Any, **kwargs: Any) -> Any:
+    def method(self: socket.socket, *args: object, **kwargs: Any) -> Any:
         simulation = _of_a_rank() if self in made else None
         never = simulation is None or self.gettimeout() == 0 or _asks_not_to_wait(args, kwargs)
         if never or not lasts(*args) or far(self):

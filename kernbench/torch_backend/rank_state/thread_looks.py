@@ -96,7 +96,7 @@ class Looks:
         """A method that says by an exception that it could not do something."""
 
         @functools.wraps(stock)
-        def ask(what: Any, *args: Any, **kwargs: Any) -> Any:
+        def ask(what: object, *args: Any, **kwargs: Any) -> Any:
             try:
                 given = stock(what, *args, **kwargs)
             except failed:

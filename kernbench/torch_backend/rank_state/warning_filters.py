@@ -36,7 +36,7 @@ def install(patches: Patches, modules: Callable[[], ModuleGlobals]) -> None:
 
     def noticed(stock: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(stock)
-        def change(*args: Any, **kwargs: Any) -> Any:
+        def change(*args: object, **kwargs: Any) -> Any:
             if current_rank() is not None:
                 modules().take(warnings, _NAMES)
             return stock(*args, **kwargs)

@@ -17,7 +17,7 @@ from .operands import Access
 from .strided import pieces
 
 
-def visit(batch: Batch, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtype, mask: Any) -> None:
+def visit(batch: Batch, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtype, mask: object) -> None:
     """Check and count a store as if it were done."""
     if batch.execution.wave is not None:
         return

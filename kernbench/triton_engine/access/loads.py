@@ -24,7 +24,7 @@ from .windows import load_windows
 
 
 def load(
-    batch: Batch, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtype, mask: Any, other: Any
+    batch: Batch, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtype, mask: object, other: object
 ) -> Tensor | None:
     """Load a tile; None when the mask is false everywhere and the result is ``other``."""
     checks = batch.execution.checks
@@ -64,7 +64,7 @@ def load(
     return out if raw is dtype or out is None else out.view(dtype)
 
 
-def _as_bytes(other: Any, dtype: torch.dtype) -> Any:
+def _as_bytes(other: object, dtype: torch.dtype) -> Any:
     """``other`` as the bytes of 8-bit floats."""
     if other is None:
         return 0
@@ -75,7 +75,7 @@ def _as_bytes(other: Any, dtype: torch.dtype) -> Any:
     )
 
 
-def _gather(groups: list[tuple[HostAllocation, Tensor, Tensor | None]], dtype: torch.dtype, other: Any) -> Tensor:
+def _gather(groups: list[tuple[HostAllocation, Tensor, Tensor | None]], dtype: torch.dtype, other: object) -> Tensor:
     """The elements of several allocations, ``other`` where none is read."""
     if len(groups) == 1 and groups[0][2] is None:
         return groups[0][0].flat(dtype).take(groups[0][1])
@@ -87,7 +87,7 @@ def _gather(groups: list[tuple[HostAllocation, Tensor, Tensor | None]], dtype: t
 
 
 def _load_pieces(
-    info: OpInfo, cut: list[Piece], shape: tuple[int, ...], dtype: torch.dtype, other: Any
+    info: OpInfo, cut: list[Piece], shape: tuple[int, ...], dtype: torch.dtype, other: object
 ) -> Tensor | None:
     """The tile value that pieces make up, ``other`` outside of them; None if there is no piece."""
     if not cut:
@@ -103,7 +103,7 @@ def _load_pieces(
     return out
 
 
-def _load_masked(access: Access, dtype: torch.dtype, other: Any) -> Tensor | None:
+def _load_masked(access: Access, dtype: torch.dtype, other: object) -> Tensor | None:
     """Affine addresses under an arbitrary mask: read everything if all of it lies inside the allocation."""
     mask = access.dense
     if mask is None or dtype in FLOAT8 or not access.whole_in_bounds():

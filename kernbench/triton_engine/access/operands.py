@@ -28,7 +28,7 @@ class Access:
     __slots__ = ("batch", "box", "dense", "info", "item", "masked_off", "pointer", "tile")
 
     def __init__(
-        self, batch: Batch, info: OpInfo, pointer: Ptr, tile: tuple[int, ...], item: int, mask: Any = True
+        self, batch: Batch, info: OpInfo, pointer: Ptr, tile: tuple[int, ...], item: int, mask: object = True
     ) -> None:
         self.batch = batch
         self.info = info

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -49,7 +47,7 @@ def rank_pieces(
     return out, shape
 
 
-def load_ranks(access: Access, dtype: torch.dtype, other: Any) -> Tensor | None:
+def load_ranks(access: Access, dtype: torch.dtype, other: object) -> Tensor | None:
     """Load the same footprint of every rank's own allocation; None if ranks differ in more than that."""
     batch, item = access.batch, access.item
     if batch.rank_index is None or access.dense is not None:

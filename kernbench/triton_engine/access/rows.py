@@ -96,7 +96,7 @@ def _rows_of(access: Access) -> _Rows | None:
     return None if foot is None else _Rows(index, along, columns, foot, active, wanted)
 
 
-def load_rows(access: Access, raw: torch.dtype, other: Any) -> Tensor | None:
+def load_rows(access: Access, raw: torch.dtype, other: object) -> Tensor | None:
     """The tile as ``raw``, ``other`` where the mask is false; None if it has no rows, or if a row leaves its tensor.
 
     Whole rows are read, also where a mask leaves out some of their elements: all of them lie inside the allocation.

@@ -20,7 +20,9 @@ from .rows import store_rows
 from .strided import pieces
 
 
-def store(batch: Batch, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtype, value: Any, mask: Any) -> None:
+def store(
+    batch: Batch, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtype, value: object, mask: object
+) -> None:
     """Store a tile. Where several lanes write one address, the last lane wins."""
     checks = batch.execution.checks
     if checks is not None and info.met:
@@ -44,7 +46,7 @@ def store(batch: Batch, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torc
         _scatter(access, value, dtype)
 
 
-def _own(value: Any, targets: list[HostAllocation]) -> Any:
+def _own(value: object, targets: list[HostAllocation]) -> Any:
     """``value``, copied if it is a view of memory that is about to be written."""
     if type(value) is Tensor:
         base = value.untyped_storage().data_ptr()
@@ -77,7 +79,7 @@ def _store_piece(piece: Piece, value: Any, dtype: torch.dtype) -> None:
     view.copy_(source)
 
 
-def _apart(view: Tensor, piece: Piece, operands: tuple[Any, ...]) -> bool:
+def _apart(view: Tensor, piece: Piece, operands: tuple[object, ...]) -> bool:
     """Whether an elementwise operation may write to ``view``: every element has an address of its own, and operands in
     the same memory are the very same elements."""
     if not piece.foot.distinct:
@@ -107,7 +109,7 @@ def _covered(value: Tensor, piece: Piece) -> Tensor:
     return value if plain else value[tuple(index)]
 
 
-def _store_masked(access: Access, value: Any, dtype: torch.dtype) -> bool:
+def _store_masked(access: Access, value: object, dtype: torch.dtype) -> bool:
     """Affine, non-overlapping addresses under an arbitrary mask: write old values back where it is false."""
     batch, mask = access.batch, access.dense
     if mask is None or dtype in FLOAT8 or not access.whole_in_bounds():
@@ -130,7 +132,7 @@ def _store_masked(access: Access, value: Any, dtype: torch.dtype) -> bool:
     return True
 
 
-def _scatter(access: Access, value: Any, dtype: torch.dtype) -> None:
+def _scatter(access: Access, value: object, dtype: torch.dtype) -> None:
     """Element-wise store, in lane order."""
     raw = torch.uint8 if dtype.itemsize == 1 else dtype
     source = (

@@ -53,7 +53,7 @@ class _Windows:
         return _Windows(self.per_lane, self.foot, self.shape, self.moving, self.starts[which], item)
 
 
-def load_windows(access: Access, dtype: torch.dtype, other: Any) -> Tensor | None:
+def load_windows(access: Access, dtype: torch.dtype, other: object) -> Tensor | None:
     """Load where the tile is affine and the lanes are not: every lane's tile is a window on memory, and the windows lie
     a whole number of steps apart, so that one indexed copy fetches them. None if that is not so."""
     batch, offset = access.batch, access.pointer.offset

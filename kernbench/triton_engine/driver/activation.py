@@ -54,7 +54,7 @@ def deactivate() -> None:
 
 
 @contextmanager
-def driving(driver: Any) -> Iterator[None]:
+def driving(driver: object) -> Iterator[None]:
     """In a block, ``driver`` is Triton's active one; its compilers stay as they are."""
     config = import_triton().runtime.driver
     before = config._active

@@ -21,7 +21,7 @@ from .resources import current_device
 from .torch_names import ESTIMATE
 
 
-def modelled_seconds(fn: Callable[[], Any]) -> float:
+def modelled_seconds(fn: Callable[[], object]) -> float:
     """Modelled duration of the launches that ``fn`` makes; the launches change nothing."""
     device = current_device()
     with sampled_launches(device) as records:
@@ -31,7 +31,7 @@ def modelled_seconds(fn: Callable[[], Any]) -> float:
     return sum(estimate(r.counts, None, device, kernel=r.kernel, cold=True).seconds for r in records)
 
 
-def _tell_of_updates(record: LaunchRecord, call: Callable[[], Any]) -> None:
+def _tell_of_updates(record: LaunchRecord, call: Callable[[], object]) -> None:
     """Say which arguments autotuning leaves on a GPU with what many runs have made of them."""
     if not record.updated or not isinstance(call, FunctionType):
         return
@@ -93,7 +93,7 @@ class _Event:
         self.at = (0, 0)
         self.records: list[LaunchRecord] = []
 
-    def record(self, stream: Any = None) -> None:
+    def record(self, stream: object = None) -> None:
         self.at = timeline.mark()
         self.records = timeline.records
 
@@ -121,7 +121,7 @@ class DeviceInterface:
     Event = _Event
 
     @staticmethod
-    def synchronize(device: Any = None) -> None:
+    def synchronize(device: object = None) -> None:
         timeline.close()
 
     @staticmethod
@@ -129,7 +129,7 @@ class DeviceInterface:
         return 0
 
     @staticmethod
-    def set_device(device: Any) -> None:
+    def set_device(device: object) -> None:
         pass
 
     @staticmethod

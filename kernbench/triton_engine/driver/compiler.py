@@ -21,7 +21,7 @@ class KernbenchBackend(BaseBackend):
     """A backend without a target of its own."""
 
     @staticmethod
-    def supports_target(target: Any) -> bool:
+    def supports_target(target: object) -> bool:
         return False
 
     def hash(self) -> str:
@@ -30,10 +30,10 @@ class KernbenchBackend(BaseBackend):
     def parse_options(self, options: dict[str, Any]) -> object:
         raise NotImplementedError("kernbench compiles through Triton's own backends")
 
-    def add_stages(self, stages: dict[str, object], options: object, language: Any = None) -> None:
+    def add_stages(self, stages: dict[str, object], options: object, language: object = None) -> None:
         raise NotImplementedError("kernbench compiles through Triton's own backends")
 
-    def load_dialects(self, context: Any) -> None:
+    def load_dialects(self, context: object) -> None:
         raise NotImplementedError("kernbench compiles through Triton's own backends")
 
     def get_module_map(self) -> dict[str, object]:

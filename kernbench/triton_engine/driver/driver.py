@@ -85,7 +85,7 @@ class KernbenchDriver(DriverBase):
     def get_empty_cache_for_benchmark(self) -> object:
         return None
 
-    def clear_cache(self, cache: Any) -> None:
+    def clear_cache(self, cache: object) -> None:
         from .benchmark import timeline
         from .torch_names import torch_names
 
@@ -98,7 +98,7 @@ class KernbenchDriver(DriverBase):
     def get_device_properties(self, device: int = 0) -> dict[str, int]:
         return self.utils.get_device_properties(device)
 
-    def assemble_tensormap_to_arg(self, tensormaps_info: object, args: Any) -> Any:
+    def assemble_tensormap_to_arg(self, tensormaps_info: object, args: object) -> Any:
         return args
 
     def get_device_capability(self, device: int = 0) -> tuple[int, int]:

@@ -96,7 +96,7 @@ class Launcher:
                 f"{self.program.name}: {len(self.names)} arguments bound, {len(self.program.args)} expected"
             )
 
-    def _arguments(self, bound: tuple[Any, ...]) -> list[Any]:
+    def _arguments(self, bound: tuple[object, ...]) -> list[Any]:
         out: list[Any] = []
         for path, descriptor in zip(self.paths, self.descriptors, strict=True):
             value = _follow(bound, path)
@@ -131,7 +131,7 @@ class Launcher:
         grid_x: int,
         grid_y: int,
         grid_z: int,
-        stream: Any,
+        stream: object,
         function: Any,
         packed_metadata: Any,
         launch_metadata: Any,
@@ -163,7 +163,7 @@ class Launcher:
             exit_hook(launch_metadata)
 
 
-def _undeclared(src: object, kinds: tuple[Any, ...]) -> list[int]:
+def _undeclared(src: object, kinds: tuple[object, ...]) -> list[int]:
     params = getattr(getattr(src, "fn", None), "params", None)
     if params is None or len(params) != len(kinds):
         return [i for i, kind in enumerate(kinds) if kind != "constexpr"]
@@ -187,7 +187,7 @@ def _user_frame() -> str:
     return ""
 
 
-def launcher_of(src: Any, metadata: Any) -> Launcher:
+def launcher_of(src: object, metadata: object) -> Launcher:
     """The launcher of a compiled kernel. Triton asks for it at each launch that has hooks, as kernels have no module here."""
     known: Launcher | None = getattr(src, _LAUNCHER, None)
     if known is None or known.metadata is not metadata:

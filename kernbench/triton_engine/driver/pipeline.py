@@ -105,7 +105,7 @@ def values_only(base: Any) -> type:
         def hash(self) -> str:
             return str(super().hash()) if self._full() else f"{_PIPELINE}-{self.target}"
 
-        def add_stages(self, stages: dict[str, Any], options: Any, language: Any = None) -> None:
+        def add_stages(self, stages: dict[str, Any], options: object, language: object = None) -> None:
             if self._full():
                 super().add_stages(stages, options, language)
                 return
@@ -119,7 +119,7 @@ def values_only(base: Any) -> type:
     return Compiler
 
 
-def options_of(metadata: Any) -> dict[str, Any]:
+def options_of(metadata: object) -> dict[str, Any]:
     """The options that a kernel was compiled with, as ``triton.compile`` takes them."""
     names = ("num_warps", "num_stages", "num_ctas", "debug", "sanitize_overflow", "maxnreg")
     return {n: getattr(metadata, n) for n in names if getattr(metadata, n, None) is not None}

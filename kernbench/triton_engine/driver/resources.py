@@ -34,7 +34,7 @@ class Utils:
         return None, _Handle(name), registers, spills, 1024
 
     @staticmethod
-    def unload_module(module: Any) -> None:
+    def unload_module(module: object) -> None:
         pass
 
     @staticmethod
@@ -84,7 +84,7 @@ def binary_usage(binary: bytes) -> tuple[int, int]:
     return int(registers[1]) if registers else 0, int(local[1]) if local else 0
 
 
-def resources(kernel: Any) -> Resources:
+def resources(kernel: object) -> Resources:
     """Resources of a compiled kernel (what ``kernel[grid](...)`` returns), compiling it in full if needed.
 
     Takes 0.1-0.8 s the first time; Triton's cache keeps the result.

@@ -42,7 +42,7 @@ def parse_target(text: str) -> object:
     raise ConfigError(f"not a Triton target: {text!r}; expected cuda:80, cuda:90, cuda:100 or hip:gfx942")
 
 
-def set_target(target: Any) -> None:
+def set_target(target: object) -> None:
     """The GPU that kernels are compiled for: a ``GPUTarget``, a string such as ``cuda:90``, or None for the default."""
     global _target
     _target = parse_target(target) if isinstance(target, str) else target

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from kernbench.triton_engine.ops.registry import UnsupportedOpError
 from kernbench.triton_engine.values import Late
@@ -320,7 +319,7 @@ def finish(program: Program, types: list[Ty | None]) -> Program:
     return program
 
 
-def _late(fn: Callable[..., Any], into: Callable[..., bool], batch: Any, *args: object) -> Late:
+def _late(fn: Callable[..., object], into: Callable[..., bool], batch: object, *args: object) -> Late:
     return Late(fn, into, batch, args)
 
 

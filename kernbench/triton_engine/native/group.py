@@ -82,7 +82,7 @@ class FusedGroup:
     def _sizes(self, lanes: Sequence[int]) -> tuple[int, ...]:
         return (*[1 if flag else n for flag, n in zip(self.lanes, lanes, strict=True)], *self.tile)
 
-    def _call(self, lanes: tuple[int, ...], values: Sequence[Any], outs: list[Tensor | None]) -> list[Tensor]:
+    def _call(self, lanes: tuple[int, ...], values: Sequence[object], outs: list[Tensor | None]) -> list[Tensor]:
         sizes = self._sizes(lanes)
         made = [
             torch.empty(sizes, dtype=dtype) if out is None else out

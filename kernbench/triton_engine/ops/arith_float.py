@@ -254,7 +254,7 @@ def _cmpf(info: OpInfo) -> Callable[..., Value]:
     name = _NEGATED[rest] if negate else rest
     one = predicate in ("one", "ueq")
 
-    def run(batch: Batch, x: Any, y: Any) -> Value:
+    def run(batch: Batch, x: object, y: Any) -> Value:
         tx, ty = type(x) is Tensor, type(y) is Tensor
         if not tx and not ty:
             out = (x < y or x > y) if one else _PY_COMPARE[name](x, y)

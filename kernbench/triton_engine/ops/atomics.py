@@ -101,7 +101,7 @@ def update(
 
 
 def flat_elements(
-    batch: Batch, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtype, mask: Any
+    batch: Batch, info: OpInfo, p: Ptr, tile: tuple[int, ...], dtype: torch.dtype, mask: object
 ) -> list[tuple[HostAllocation, np.ndarray, np.ndarray | None]]:
     """Element indices of every lane and element, row-major, per allocation, with the selection of active ones."""
     shape = batch.lanes + tile
@@ -171,7 +171,7 @@ def _atomic_rmw(info: OpInfo) -> Callable[..., Value]:
     raw = torch.int16 if bf16 else dtype  # numpy has no bfloat16: it holds the bits
     want_old = info.result_used
 
-    def run(batch: Batch, p: Ptr, value: Any, mask: Any = True) -> Value:
+    def run(batch: Batch, p: Ptr, value: Any, mask: object = True) -> Value:
         _meet(batch, info)
         count = prod(batch.lanes) * prod(tile)
         if mask is False or (type(mask) is int and not mask):

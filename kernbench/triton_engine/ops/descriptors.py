@@ -190,7 +190,7 @@ def _load(info: OpInfo) -> Callable[..., Value]:
     tile, dtype = ty.shape, ty.dtype
     is_int = ty.is_int
 
-    def run(batch: Batch, d: Desc, *index: Any) -> Value:
+    def run(batch: Batch, d: Desc, *index: object) -> Value:
         inner, reshaped = _inner(tile, d)
         p, mask = locate(batch, d, list(index), inner, dtype.itemsize)
         fill = _fill(d, is_int)
@@ -277,7 +277,7 @@ def _reduce(info: OpInfo) -> Callable[..., Value]:
 
 
 def _rows(
-    batch: Batch, d: Desc, rows: Any, row_ty: Ty, column: Any, tile: tuple[int, ...], item: int
+    batch: Batch, d: Desc, rows: object, row_ty: Ty, column: Any, tile: tuple[int, ...], item: int
 ) -> tuple[Ptr, Any]:
     """Pointer and mask of a gather or scatter of whole rows."""
     nl = len(batch.lanes)
@@ -302,7 +302,7 @@ def _gather(info: OpInfo) -> Callable[..., Value]:
     ty = info.ty
     row_ty = info.operand_types[1]
 
-    def run(batch: Batch, d: Desc, rows: Any, column: Any) -> Value:
+    def run(batch: Batch, d: Desc, rows: object, column: object) -> Value:
         p, mask = _rows(batch, d, rows, row_ty, column, ty.shape, ty.itemsize)
         value = access.load(batch, info, p, ty.shape, ty.dtype, mask, 0 if ty.is_int else d.padding)
         return (0 if ty.is_int else d.padding) if value is None else value
@@ -315,7 +315,7 @@ def _scatter(info: OpInfo) -> Callable[..., Value]:
     row_ty = info.operand_types[1]
     value_ty = info.operand_types[-1]
 
-    def run(batch: Batch, d: Desc, rows: Any, column: Any, value: Any) -> Value:
+    def run(batch: Batch, d: Desc, rows: object, column: object, value: object) -> Value:
         p, mask = _rows(batch, d, rows, row_ty, column, value_ty.shape, value_ty.itemsize)
         if batch.execution.dry:
             access.visit(batch, info, p, value_ty.shape, value_ty.dtype, mask)

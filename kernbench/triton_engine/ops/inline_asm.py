@@ -274,7 +274,7 @@ def _inline_asm(info: OpInfo) -> Callable[..., Any]:
         letter = re.sub(r"[^a-z]", "", constraint)[:1] or "r"
         return _REGISTER_BITS.get(letter, 32)
 
-    def shape_of(batch: Batch, xs: tuple[Any, ...]) -> tuple[int, ...]:
+    def shape_of(batch: Batch, xs: tuple[object, ...]) -> tuple[int, ...]:
         """The tile; inside a combine function, whose operands are scalars, that of what is being combined."""
         if tile:
             return tile

@@ -40,7 +40,7 @@ def _load(info: OpInfo) -> Callable[..., Value]:
     is_mask = pointer.pointee == "i1"
     is_int = not dtype.is_floating_point
 
-    def run(batch: Batch, p: Ptr, mask: Any = True, other: Any = None) -> Value:
+    def run(batch: Batch, p: Ptr, mask: object = True, other: Any = None) -> Value:
         if type(other) is Affine:
             other = dense_int(other, batch.lanes, tile, dtype)
         if batch.execution.wave is not None:
@@ -67,7 +67,7 @@ def _store(info: OpInfo) -> Callable[..., Value]:
     tile = value_ty.shape
     dtype = memory_dtype(pointer.pointee)
 
-    def run(batch: Batch, p: Ptr, value: Any, mask: Any = True) -> Value:
+    def run(batch: Batch, p: Ptr, value: Any, mask: object = True) -> Value:
         if batch.execution.dry:
             access.visit(batch, info, p, tile, dtype, mask)
             return None

@@ -26,7 +26,7 @@ def _dense(v: Value, batch: Batch, ty: Ty) -> Any:
     return dense_int(v, batch.lanes, (), ty.dtype) if ty.is_int and ty.elem != "i1" else v
 
 
-def _keep(going: object, new: Any, old: Any, ty: Ty) -> Any:
+def _keep(going: object, new: object, old: object, ty: Ty) -> Any:
     """``new`` where ``going``, else ``old``."""
     if type(going) is not Tensor:
         return new if going else old
@@ -49,7 +49,7 @@ def _for(info: OpInfo) -> Callable[..., object]:
     if info.attrs.get("unsigned"):
         raise NotImplementedError("an unsigned counter in a combine function")
 
-    def run(batch: Batch, guard: Any, *args: Any) -> Any:
+    def run(batch: Batch, guard: object, *args: Any) -> Any:
         at, end, step = (_dense(v, batch, counter) for v in args[:3])
         carried = list(args[3:])
         going = guard & (at < end)
@@ -68,7 +68,7 @@ def _while(info: OpInfo) -> Callable[..., object]:
     before, body = info.regions
     types, carried_types = info.result_types, info.operand_types
 
-    def run(batch: Batch, guard: Any, *args: object) -> Any:
+    def run(batch: Batch, guard: object, *args: object) -> Any:
         carried = list(args)
         going = guard
         results: list[Any] | None = None

@@ -104,7 +104,7 @@ def _select_descriptors(info: OpInfo) -> Callable[..., Value]:
     def number(batch: Batch, c: Tensor, x: Any, y: Any) -> Any:
         return from_lane_array(np.where(c.numpy(), lane_array(x, batch.lanes), lane_array(y, batch.lanes)))
 
-    def run(batch: Batch, c: Any, x: Desc, y: Desc) -> Value:
+    def run(batch: Batch, c: object, x: Desc, y: Desc) -> Value:
         if type(c) is not Tensor:
             return x if c else y
         if x.padding != y.padding and not (math.isnan(x.padding) and math.isnan(y.padding)):

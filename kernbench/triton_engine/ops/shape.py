@@ -293,7 +293,7 @@ def _gather(info: OpInfo) -> Callable[..., Value]:
     source, index_ty = info.operand_types[0], info.operand_types[1]
     axis = info.attrs["axis"]
 
-    def run(batch: Batch, x: Value, index: Any) -> Value:
+    def run(batch: Batch, x: Value, index: object) -> Value:
         n = len(batch.lanes)
         x = materialise(x, batch, source)
         index = materialise(index, batch, index_ty).to(torch.int64)
@@ -329,7 +329,7 @@ def _histogram(info: OpInfo) -> Callable[..., Value]:
     bins = info.ty.shape[0]
     dtype = info.ty.dtype
 
-    def run(batch: Batch, x: Value, mask: Any = True) -> Value:
+    def run(batch: Batch, x: Value, mask: object = True) -> Value:
         n = len(batch.lanes)
         values = materialise(x, batch, source).to(torch.int64)
         keep = (values >= 0) & (values < bins)

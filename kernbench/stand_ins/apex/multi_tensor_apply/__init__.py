@@ -18,10 +18,10 @@ class MultiTensorApply:
 
     def __call__(
         self,
-        op: Callable[..., Any],
+        op: Callable[..., object],
         noop_flag_buffer: torch.Tensor,
         tensor_lists: Sequence[Sequence[torch.Tensor]],
-        *args: Any,
+        *args: object,
     ) -> Any:
         """``op(chunk size, flag, lists, ...)``."""
         return op(self.chunk_size, noop_flag_buffer, tensor_lists, *args)

@@ -26,7 +26,7 @@ class FusedOptimizer(torch.optim.Optimizer):
         super().zero_grad(self.set_grad_none if set_to_none is None else set_to_none)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+    def step(self, closure: Callable[[], object] | None = None) -> Any:
         """One step of all parameters that have gradients."""
         loss = None
         if closure is not None:

@@ -20,8 +20,8 @@ class FusedAdam(FusedOptimizer):
     """
 
     def __init__(
-        self, params: Iterable[Any], lr: float = 1e-3, bias_correction: bool = True, betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8, adam_w_mode: bool = True, weight_decay: float = 0.0, amsgrad: bool = False,
+        self, params: Iterable[object], lr: float = 1e-3, bias_correction: bool = True, betas: tuple[float, float] = (0.9,
+        0.999), eps: float = 1e-8, adam_w_mode: bool = True, weight_decay: float = 0.0, amsgrad: bool = False,
         set_grad_none: bool = True, capturable: bool = False, master_weights: bool = False,
     ) -> None:  # fmt: skip
         if amsgrad:

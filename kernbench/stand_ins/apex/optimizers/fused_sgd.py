@@ -16,7 +16,7 @@ class FusedSGD(FusedOptimizer):
     """SGD; ``wd_after_momentum`` adds weight decay to the change instead of the gradient."""
 
     def __init__(
-        self, params: Iterable[Any], lr: float, momentum: float = 0.0, dampening: float = 0.0, weight_decay: float = 0.0,
+        self, params: Iterable[object], lr: float, momentum: float = 0.0, dampening: float = 0.0, weight_decay: float = 0.0,
         nesterov: bool = False, wd_after_momentum: bool = False, materialize_master_grads: bool = True,
         set_grad_none: bool = False,
     ) -> None:  # fmt: skip

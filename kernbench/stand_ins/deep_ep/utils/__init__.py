@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 
@@ -22,7 +20,7 @@ class EventHandle:
 class EventOverlap:
     """An event, whose wait may be a block's end."""
 
-    def __init__(self, event: EventHandle | None = None, extra_tensors: Any = None) -> None:
+    def __init__(self, event: EventHandle | None = None, extra_tensors: object = None) -> None:
         self.event = event
         self.extra_tensors = extra_tensors
 

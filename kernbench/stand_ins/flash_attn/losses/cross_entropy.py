@@ -17,7 +17,7 @@ class CrossEntropyLoss(nn.Module):
 
     def __init__(
         self, ignore_index: int = -100, reduction: str = "mean", label_smoothing: float = 0.0, logit_scale: float = 1.0,
-        lse_square_scale: float = 0.0, inplace_backward: bool = False, process_group: Any = None,
+        lse_square_scale: float = 0.0, inplace_backward: bool = False, process_group: object = None,
         return_z_loss: bool = False,
     ) -> None:  # fmt: skip
         super().__init__()

@@ -175,8 +175,8 @@ class MHA(nn.Module):
 
     def forward(
         self, x: Tensor, x_kv: Tensor | None = None, key_padding_mask: Tensor | None = None,
-        cu_seqlens: Tensor | None = None, max_seqlen: int | None = None, mixer_subset: Any = None,
-        inference_params: Any = None, **kwargs: Any,
+        cu_seqlens: Tensor | None = None, max_seqlen: int | None = None, mixer_subset: object = None,
+        inference_params: object = None, **kwargs: object,
     ) -> Any:  # fmt: skip
         """``x``: ``[batch, length, size]``, or ``[all, size]`` of sequences that end at ``cu_seqlens``."""
         for name, value in (("mixer_subset", mixer_subset), ("inference_params", inference_params)):

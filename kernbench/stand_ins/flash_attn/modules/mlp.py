@@ -19,7 +19,7 @@ class Mlp(nn.Module):
     def __init__(
         self, in_features: int, hidden_features: int | None = None, out_features: int | None = None,
         activation: Activation = F.gelu, bias1: bool = True, bias2: bool = True, return_residual: bool = False,
-        device: Any = None, dtype: torch.dtype | None = None,
+        device: object = None, dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         hidden, out = hidden_features or 4 * in_features, out_features or in_features
@@ -39,7 +39,7 @@ class GatedMlp(nn.Module):
     def __init__(
         self, in_features: int, hidden_features: int | None = None, out_features: int | None = None,
         activation: Activation = torch.sigmoid, bias1: bool = True, bias2: bool = True, multiple_of: int = 128,
-        return_residual: bool = False, device: Any = None, dtype: torch.dtype | None = None,
+        return_residual: bool = False, device: object = None, dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         hidden = hidden_features or int(8 * in_features / 3)

@@ -19,13 +19,13 @@ class FusedDense(nn.Linear):
     """A linear layer, with its input beside the result if that is wanted."""
 
     def __init__(
-        self, in_features: int, out_features: int, bias: bool = True, return_residual: bool = False, device: Any = None,
+        self, in_features: int, out_features: int, bias: bool = True, return_residual: bool = False, device: object = None,
         dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         super().__init__(in_features, out_features, bias=bias, device=device, dtype=dtype)
         self.return_residual = return_residual
 
-    def forward(self, x: Tensor, process_group: Any = None) -> Any:
+    def forward(self, x: Tensor, process_group: object = None) -> Any:
         """``[..., in features]``. Raises NotImplementedError for a ``process_group``."""
         if process_group is not None:
             raise NotImplementedError("the stand-in for flash_attn.ops.fused_dense.FusedDense has no process_group")
@@ -39,7 +39,7 @@ class FusedMLP(nn.Module):
     def __init__(
         self, in_features: int, hidden_features: int | None = None, out_features: int | None = None, bias1: bool = True,
         bias2: bool = True, activation: str = "gelu_approx", return_residual: bool = False, checkpoint_lvl: int = 0,
-        heuristic: Any = "auto", device: Any = None, dtype: torch.dtype | None = None,
+        heuristic: object = "auto", device: object = None, dtype: torch.dtype | None = None,
     ) -> None:  # fmt: skip
         super().__init__()
         assert activation in _ACTIVATIONS, f"activation must be one of {', '.join(_ACTIVATIONS)}"
@@ -48,7 +48,7 @@ class FusedMLP(nn.Module):
         self.fc1 = nn.Linear(in_features, hidden, bias=bias1, device=device, dtype=dtype)
         self.fc2 = nn.Linear(hidden, out_features or in_features, bias=bias2, device=device, dtype=dtype)
 
-    def forward(self, x: Tensor, process_group: Any = None) -> Any:
+    def forward(self, x: Tensor, process_group: object = None) -> Any:
         """``[..., in features]``. Raises NotImplementedError for a ``process_group``."""
         if process_group is not None:
             raise NotImplementedError("the stand-in for flash_attn.ops.fused_dense.FusedMLP has no process_group")

@@ -25,7 +25,7 @@ def _kernel(name: str) -> Callable[..., Any]:
     return torch.no_grad()(getattr(torch.ops.flash_attn_3, name))
 
 
-def _refuse(name: str, **given: Any) -> None:
+def _refuse(name: str, **given: object) -> None:
     """What has no definition here."""
     for what, value in given.items():
         if isinstance(value, torch.Tensor) or value:

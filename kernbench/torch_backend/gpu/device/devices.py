@@ -198,7 +198,7 @@ def current_rank() -> int | None:
 
 
 def _empty(
-    size: Any, *, dtype: Any = None, layout: Any = None, device: Device = None, pin_memory: Any = None,
+    size: Any, *, dtype: Any = None, layout: object = None, device: Device = None, pin_memory: Any = None,
     memory_format: Any = None,
 ) -> torch.Tensor:  # fmt: skip
     tensor = torch.ops.aten.empty.memory_format(
@@ -208,7 +208,7 @@ def _empty(
 
 
 def _empty_strided(
-    size: Any, stride: Any, *, dtype: Any = None, layout: Any = None, device: Device = None, pin_memory: Any = None
+    size: Any, stride: Any, *, dtype: object = None, layout: Any = None, device: Device = None, pin_memory: Any = None
 ) -> torch.Tensor:
     tensor = torch.ops.aten.empty_strided(size, stride, dtype=dtype, layout=layout, device="cpu")
     return _allocating[-1].mine().on_device(tensor, device)

@@ -108,7 +108,7 @@ def enable_caching(enabled: bool) -> None:
         bound_devices().simulation.remarks.setdefault(_NO_CACHE)
 
 
-def refuse_allocator(*args: Any) -> Any:
+def refuse_allocator(*args: object) -> Any:
     """Allocators of C++ are not simulated. Raises :class:`KernbenchError`."""
     raise KernbenchError(
         "an allocator of the program's own (torch.cuda.memory.CUDAPluggableAllocator) calls a CUDA driver, which is not "
@@ -224,7 +224,7 @@ def record_memory_history(
             memory.history.entries.extend(before.entries)
 
 
-def record_memory_history_legacy(enabled: bool, record_context: bool = True, entries: int = 1, *rest: Any) -> None:
+def record_memory_history_legacy(enabled: bool, record_context: bool = True, entries: int = 1, *rest: object) -> None:
     """The same with the arguments that it had once."""
     record_memory_history("all" if enabled else None, "all" if record_context else None, max_entries=entries)
 

@@ -91,7 +91,7 @@ _MOST_NODES = 1 << 16
 """Nodes of a graph whose module is kept; when there are more, all are forgotten: graphs that old have been gone through."""
 
 
-def entries_of(value: Any) -> Iterator[Entry]:
+def entries_of(value: object) -> Iterator[Entry]:
     """The ledger's entries of a tensor's memory on a simulated GPU; none for what is no tensor or elsewhere."""
     if isinstance(value, torch.Tensor):
         for tensor in stored_in(value):
@@ -231,7 +231,7 @@ class _OfRank:
                 if buffer is not None:
                     yield f"{path}.{name}", buffer
 
-    def name_of(self, parameter: Any) -> str | None:
+    def name_of(self, parameter: object) -> str | None:
         """The module that has a parameter."""
         return self.names.get(id(parameter))
 
@@ -252,7 +252,7 @@ class _OfRank:
                 _claim(value, OPTIMIZER, name)
 
 
-def _claim(value: Any, category: str, owner: str | None) -> None:
+def _claim(value: object, category: str, owner: str | None) -> None:
     for entry in entries_of(value):
         claim(entry, category, owner)
 
@@ -377,7 +377,7 @@ class MemoryOwnersOfTorch:
             known = self._known[host] = _OfRank()
         return host, known
 
-    def _made_part(self, module: torch.nn.Module, name: str, part: Any) -> None:
+    def _made_part(self, module: torch.nn.Module, name: str, part: object) -> None:
         found = self._of_current()
         if found is not None:
             found[1].modules.add(module)
@@ -385,7 +385,7 @@ class MemoryOwnersOfTorch:
             if isinstance(part, torch.nn.Parameter):
                 _claim(part, PARAMETERS, None)
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         found = self._of_current()
         if found is None:
             return
@@ -401,7 +401,7 @@ class MemoryOwnersOfTorch:
         known.of_node.clear()
         host.phase = next_phase(host.phase, STEP)
 
-    def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+    def _after_step(self, optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
         found = self._of_current()
         if found is None:
             return

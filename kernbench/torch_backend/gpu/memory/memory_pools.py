@@ -42,7 +42,7 @@ class MemPool:
         no_split: likewise without effect: segments are split as others are.
     """
 
-    def __init__(self, allocator: Any = None, use_on_oom: bool = False, no_split: bool = False) -> None:
+    def __init__(self, allocator: object = None, use_on_oom: bool = False, no_split: bool = False) -> None:
         self.allocator = allocator
         self.id = (0, new_number())
         _kept.add(self.id[1])

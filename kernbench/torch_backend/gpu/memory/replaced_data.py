@@ -27,7 +27,7 @@ def _counts_references(count: Any) -> bool:
     return bool(alone == _OWN_REFERENCES and count(storage._cdata) == alone + 1 and view is not tensor)
 
 
-def _is_descriptor(data: Any) -> bool:
+def _is_descriptor(data: object) -> bool:
     return hasattr(data, "__get__") and hasattr(data, "__set__")
 
 

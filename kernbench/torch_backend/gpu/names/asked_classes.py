@@ -43,19 +43,19 @@ class AskingMethod:
         stock: the method, which it is equal to.
     """
 
-    def __init__(self, ours: Callable[..., Any], stock: Callable[..., Any]) -> None:
+    def __init__(self, ours: Callable[..., object], stock: Callable[..., object]) -> None:
         functools.update_wrapper(self, ours)
         self._ours = ours
         self._stock = stock
 
-    def __call__(self, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, tensor: object, *args: object, **kwargs: object) -> Any:
         """What the tensor's class answers, or what is done in its place."""
         cls: type = type(tensor)
         if cls not in PLAIN and torch._C._is_torch_function_enabled() and answers_itself(cls):
             return handle_torch_function(self, (tensor,), tensor, *args, **kwargs)
         return self._ours(tensor, *args, **kwargs)
 
-    def __get__(self, tensor: Any, owner: type | None = None) -> Any:
+    def __get__(self, tensor: object, owner: type | None = None) -> Any:
         return self if tensor is None else MethodType(self, tensor)
 
     def __eq__(self, other: object) -> bool:

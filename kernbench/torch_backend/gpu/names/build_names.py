@@ -50,7 +50,7 @@ def _has_context(device: int) -> bool:
     return any(memory.ledger.sip == mine.sip(device) for memory in devices.simulation.memories.of(mine.host))
 
 
-def _refuse_source(code: str, name: str, *args: Any, **kwargs: Any) -> Any:
+def _refuse_source(code: str, name: str, *args: object, **kwargs: object) -> Any:
     raise KernbenchError(
         f"torch.cuda.jiterator compiles {name!r} from C++ for CUDA, which is not simulated: write it with operators of torch, "
         "or as a Triton kernel"

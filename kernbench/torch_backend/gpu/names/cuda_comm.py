@@ -29,7 +29,7 @@ _OF_NCCL = ("_nccl_all_reduce", "_nccl_reduce", "_nccl_broadcast", "_nccl_all_ga
             "_nccl_unique_id", "_nccl_init_rank")  # fmt: skip
 
 
-def _calls_them(comm: Any) -> bool:
+def _calls_them(comm: object) -> bool:
     return all({*wanted} <= {*getattr(comm, name).__code__.co_names} for name, wanted in _NAMES.items())
 
 
@@ -72,7 +72,7 @@ def _scatter(
     return out
 
 
-def _scatter_out(tensor: Tensor, out: Sequence[Tensor], dim: int, streams: Sequence[Any] | None) -> list[Tensor]:
+def _scatter_out(tensor: Tensor, out: Sequence[Tensor], dim: int, streams: Sequence[object] | None) -> list[Tensor]:
     for part, chunk in zip(out, tensor.split([part.shape[dim] for part in out], dim), strict=True):
         part.copy_(chunk, non_blocking=True)
     return list(out)
@@ -134,24 +134,24 @@ def _reduced(inputs: Sequence[Tensor], op: int, device: torch.device) -> Tensor:
 
 
 def _nccl_reduce(
-    inputs: Sequence[Tensor], output: Tensor, root: int, op: int, streams: Any = None, comms: Any = None
+    inputs: Sequence[Tensor], output: Tensor, root: int, op: int, streams: object = None, comms: object = None
 ) -> None:
     output.copy_(_reduced(inputs, op, output.device))
 
 
 def _nccl_all_reduce(
-    inputs: Sequence[Tensor], outputs: Sequence[Tensor], op: int, streams: Any = None, comms: Any = None
+    inputs: Sequence[Tensor], outputs: Sequence[Tensor], op: int, streams: object = None, comms: object = None
 ) -> None:
     _nccl_reduce(inputs, outputs[0], 0, op)
     _broadcast_out(outputs[0], outputs[1:])
 
 
-def _nccl_broadcast(inputs: Sequence[Tensor], root: int, streams: Any = None, comms: Any = None) -> None:
+def _nccl_broadcast(inputs: Sequence[Tensor], root: int, streams: object = None, comms: object = None) -> None:
     _broadcast_out(inputs[root], [each for place, each in enumerate(inputs) if place != root])
 
 
 def _nccl_all_gather(
-    inputs: Sequence[Tensor], outputs: Sequence[Tensor], streams: Any = None, comms: Any = None
+    inputs: Sequence[Tensor], outputs: Sequence[Tensor], streams: object = None, comms: object = None
 ) -> None:
     for out in outputs:
         for place, part in zip(out.view(-1).chunk(len(inputs)), inputs, strict=True):
@@ -159,7 +159,7 @@ def _nccl_all_gather(
 
 
 def _nccl_reduce_scatter(
-    inputs: Sequence[Tensor], outputs: Sequence[Tensor], op: int, streams: Any = None, comms: Any = None
+    inputs: Sequence[Tensor], outputs: Sequence[Tensor], op: int, streams: object = None, comms: object = None
 ) -> None:
     parts = [each.reshape(-1).chunk(len(inputs)) for each in inputs]
     for place, out in enumerate(outputs):

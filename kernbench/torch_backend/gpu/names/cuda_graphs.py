@@ -53,7 +53,7 @@ class CUDAGraph:
         self._before = 0
         self._pool = graph_pool_handle()
 
-    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global", **options: Any) -> None:
+    def capture_begin(self, pool: Any = None, capture_error_mode: str = "global", **options: object) -> None:
         """Keep what the rank enqueues from here on, instead of enqueueing it.
 
         Raises RuntimeError on the default stream, as torch does.
@@ -161,7 +161,7 @@ def _capture_stream() -> Any:
 class CaptureContext:
     """``torch.cuda.graph``: the operations of the block become a graph."""
 
-    def __init__(self, cuda_graph: CUDAGraph, pool: Any = None, stream: Any = None, **options: Any) -> None:
+    def __init__(self, cuda_graph: CUDAGraph, pool: object = None, stream: object = None, **options: object) -> None:
         self._stream = streams.StreamContext(_capture_stream() if stream is None else stream)
         self._graph, self._pool = cuda_graph, pool
 
@@ -188,7 +188,7 @@ class AcceleratorGraph(CUDAGraph):
         self.graph_pool = pool
         self.capture_error_mode = capture_error_mode
 
-    def capture_begin(self, pool: Any = None, capture_error_mode: str = "default", **options: Any) -> None:
+    def capture_begin(self, pool: object = None, capture_error_mode: str = "default", **options: object) -> None:
         """Keep what the rank enqueues from here on."""
         super().capture_begin(self.graph_pool)
 

@@ -30,17 +30,17 @@ from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance, fit
 
 
-def always(*args: Any, **kwargs: Any) -> bool:
+def always(*args: object, **kwargs: object) -> bool:
     """True of every simulated GPU."""
     return True
 
 
-def never(*args: Any, **kwargs: Any) -> bool:
+def never(*args: object, **kwargs: object) -> bool:
     """True of no simulated GPU."""
     return False
 
 
-def nothing(*args: Any, **kwargs: Any) -> None:
+def nothing(*args: object, **kwargs: object) -> None:
     """Without effect on a simulated GPU."""
 
 
@@ -298,7 +298,7 @@ def each_its_own(table: dict[str, Any], *others: dict[str, Any]) -> dict[str, An
     return own
 
 
-def _another(function: Callable[..., Any]) -> Callable[..., Any]:
+def _another(function: Callable[..., object]) -> Callable[..., Any]:
     """A function of its own that does the same."""
     return lambda *args, **kwargs: function(*args, **kwargs)
 

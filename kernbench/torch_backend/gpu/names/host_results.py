@@ -24,7 +24,7 @@ def install(patches: Patches) -> None:
     patches.set(torch.linalg, "matrix_rank", _beside(torch.linalg.matrix_rank))
 
 
-def _pads(stock: Callable[..., Any]) -> Callable[..., Any]:
+def _pads(stock: Callable[..., object]) -> Callable[..., Any]:
     @functools.wraps(stock)
     def padded(input: torch.Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> object:
         if mode != "circular" or block_of(input) is None:

@@ -137,7 +137,7 @@ _ONLY_READ = (
 )
 
 
-def _refuse_size(cache: Any, value: Any) -> None:
+def _refuse_size(cache: object, value: object) -> None:
     raise RuntimeError(_ONLY_READ)
 
 

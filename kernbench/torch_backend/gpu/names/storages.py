@@ -50,14 +50,14 @@ def install(patches: Patches) -> None:
     patches.add(torch.Tensor, "set_", _sets(torch.Tensor.set_))
 
 
-def _whole_of(storage: Any) -> tuple[Any, int]:
+def _whole_of(storage: object) -> tuple[Any, int]:
     """The storage of which it is a slice, or itself, and the byte at which it begins there."""
     return getattr(storage, _PART, None) or (storage, 0)
 
 
 def _slices(stock: Any) -> Any:
     @functools.wraps(stock)
-    def getitem(self: Any, index: Any) -> Any:
+    def getitem(self: Any, index: object) -> Any:
         made = stock(self, index)
         if isinstance(index, slice):
             whole, begin = _whole_of(self)
@@ -81,7 +81,7 @@ def _sets(stock: Any) -> Any:
 
 
 def _in_whole(
-    dtype: torch.dtype, storage: Any, storage_offset: int = 0, size: Any = None, stride: Any = None, **_: Any
+    dtype: torch.dtype, storage: Any, storage_offset: int = 0, size: Any = None, stride: object = None, **_: Any
 ) -> tuple[Any, ...]:
     """The arguments of ``set_`` that mean the same part of the whole storage. ``storage`` is a slice."""
     whole, begin = _whole_of(storage)

@@ -105,7 +105,7 @@ def _send_back(moved: torch.Tensor, origin: torch.device) -> None:
         node.register_hook(lambda given, _: tuple(None if each is None else to(each, origin) for each in given))
 
 
-def _where_it_is(tensor: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+def _where_it_is(tensor: torch.Tensor, args: tuple[object, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Arguments of a ``to`` that names no device, of a GPU's tensor: with a dtype.
 
     Without one (a memory format or a copy alone) C++ names the device, and to it that is the host.
@@ -119,7 +119,7 @@ def _where_it_is(tensor: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, 
 
 
 def _to_peer(
-    mine: RankDevice, tensor: torch.Tensor, block: Block, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
+    mine: RankDevice, tensor: torch.Tensor, block: Block, target: Any, args: tuple[object, ...], kwargs: dict[str, Any]
 ) -> torch.Tensor:
     """A copy on another GPU of the rank's node; its gradient comes back to where the tensor is."""
     inside, mine.host.unrecorded = mine.host.unrecorded, True
@@ -133,7 +133,7 @@ def _to_peer(
 
 
 def cuda(
-    tensor: torch.Tensor, device: Device = None, non_blocking: bool = False, memory_format: Any = None
+    tensor: torch.Tensor, device: Device = None, non_blocking: bool = False, memory_format: object = None
 ) -> torch.Tensor:
     """``Tensor.cuda``."""
     return to(tensor, _gpu(device), non_blocking=non_blocking)
@@ -145,7 +145,7 @@ def _gpu(device: Device) -> torch.device:
     return torch.device("cuda", devices.told(devices.number(device)))
 
 
-def cpu(tensor: torch.Tensor, memory_format: Any = None) -> torch.Tensor:
+def cpu(tensor: torch.Tensor, memory_format: object = None) -> torch.Tensor:
     """``Tensor.cpu``."""
     return to(tensor, torch.device("cpu"))
 
@@ -187,7 +187,7 @@ def record_stream(tensor: torch.Tensor, stream: Any) -> None:
         shadow_memory.record_stream(storage_of(tensor), stream.name)
 
 
-def type_or_cast(tensor: torch.Tensor, dtype: Any = None, *args: object, **kwargs: object) -> Any:
+def type_or_cast(tensor: torch.Tensor, dtype: object = None, *args: object, **kwargs: object) -> Any:
     """``Tensor.type``."""
     if dtype is None:
         name: str = _stock_type(tensor)
@@ -388,7 +388,7 @@ def _index_in(target: Any) -> int | None:
 
 
 def _with_device(
-    device: Device, args: tuple[Any, ...], kwargs: dict[str, Any]
+    device: Device, args: tuple[object, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """Arguments of ``Tensor.to`` with this in the place of the device."""
     if args and not isinstance(args[0], torch.dtype | bool) and isinstance(args[0], str | torch.device | int):
@@ -396,7 +396,7 @@ def _with_device(
     return args, {**kwargs, "device": device} if kwargs.get("device") is not None else kwargs
 
 
-def _with_dtype(tensor: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+def _with_dtype(tensor: torch.Tensor, args: tuple[object, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
     """Positional arguments of ``Tensor.to`` with a dtype, the tensor's unless given, in the place of the device it is on."""
     kwargs.pop("device", None)
     rest = args[1:] if args and not isinstance(args[0], torch.dtype) else args

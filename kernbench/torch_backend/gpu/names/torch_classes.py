@@ -62,7 +62,7 @@ class _DeviceKind(type):
     def __hash__(cls) -> int:
         return hash(_stock_device)
 
-    def __instancecheck__(cls, instance: Any) -> bool:
+    def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, _stock_device)
 
     def __call__(cls, *args: object, **kwargs: object) -> Any:
@@ -80,7 +80,7 @@ class _OfAnyDevice(type):
     stock: Any
     simulated: type
 
-    def __instancecheck__(cls, instance: Any) -> bool:
+    def __instancecheck__(cls, instance: object) -> bool:
         return cls.__subclasscheck__(type(instance))
 
     def __subclasscheck__(cls, subclass: type) -> bool:
@@ -112,7 +112,7 @@ class _GeneratorKind(type):
     def __getattr__(cls, name: str) -> Any:
         return getattr(_stock_generator, name)
 
-    def __instancecheck__(cls, instance: Any) -> bool:
+    def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, _stock_generator)
 
     def __call__(cls, device: torch.device | str | int = "cpu") -> Any:
@@ -130,7 +130,7 @@ class _TensorKind(type):
 
     dtype: torch.dtype
 
-    def __instancecheck__(cls, instance: Any) -> bool:
+    def __instancecheck__(cls, instance: object) -> bool:
         return isinstance(instance, torch.Tensor) and instance.dtype is cls.dtype and block_of(instance) is not None
 
     def __call__(cls, *args: object, size: Any = None, device: Device = "cuda") -> Any:
@@ -179,7 +179,7 @@ def _made_without_modes(stock: Any) -> Any:
     """
 
     @functools.wraps(stock)
-    def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    def make(cls: object, *args: Any, **kwargs: Any) -> Any:
         if cls is torch.Tensor:
             return stock(cls, *args, **kwargs)
         with plain_torch():

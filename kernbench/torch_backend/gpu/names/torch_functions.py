@@ -86,12 +86,12 @@ def install(patches: Patches) -> None:
 _OURS = __name__.partition(".")[0]
 
 
-def knows_wrapped(stock: Callable[..., Any]) -> Callable[..., Any]:
+def knows_wrapped(stock: Callable[..., object]) -> Callable[..., Any]:
     """``torch.jit.script`` compiles calls of functions of torch that are wrapped here to the operations of those that they
     wrap."""
 
     @functools.wraps(stock)
-    def find(fn: Any) -> Any:
+    def find(fn: object) -> Any:
         while type(fn) is FunctionType and str(fn.__globals__.get("__name__")).partition(".")[0] == _OURS:
             if not hasattr(fn, "__wrapped__"):
                 break
@@ -103,7 +103,7 @@ def knows_wrapped(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 def _places_result(stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
+    def wrapped(*args: object, **kwargs: Any) -> Any:
         device = kwargs.get("device")
         if device is None and torch._C._len_torch_function_stack():
             device = default_device()
@@ -127,11 +127,11 @@ def _places_result(stock: Callable[..., Any]) -> Callable[..., Any]:
     return wrapped
 
 
-def _takes_tensors(stock: Callable[..., Any]) -> Callable[..., Any]:
+def _takes_tensors(stock: Callable[..., object]) -> Callable[..., Any]:
     """``from_dlpack``, which of a tensor of torch gives that tensor's memory, wherever it is."""
 
     @functools.wraps(stock)
-    def from_dlpack(ext_tensor: Any, *, device: Device = None, copy: bool | None = None) -> Any:
+    def from_dlpack(ext_tensor: object, *, device: Device = None, copy: bool | None = None) -> Any:
         if not isinstance(ext_tensor, torch.Tensor) or block_of(ext_tensor) is None:
             return stock(ext_tensor, device=device, copy=copy)
         tensor = ext_tensor.detach()
@@ -147,7 +147,7 @@ def _nests(stock: Callable[..., Any]) -> Callable[..., Any]:
     """A function that makes a nested tensor of tensors, which are where they are: it is put where it is to be."""
 
     @functools.wraps(stock)
-    def nest(*args: Any, **kwargs: Any) -> Any:
+    def nest(*args: object, **kwargs: Any) -> Any:
         device = kwargs.get("device")
         if device is None or kwargs.get("layout") is torch.jagged:
             return stock(*args, **kwargs)
@@ -162,7 +162,7 @@ def _nests(stock: Callable[..., Any]) -> Callable[..., Any]:
 
 def _with_index(stock: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(stock)
-    def factory(*args: Any, **kwargs: Any) -> Any:
+    def factory(*args: object, **kwargs: Any) -> Any:
         if type(kwargs.get("device")) is int:
             kwargs["device"] = torch.device("cuda", kwargs["device"])
         if kwargs.get("pin_memory"):
@@ -172,12 +172,12 @@ def _with_index(stock: Callable[..., Any]) -> Callable[..., Any]:
     return factory
 
 
-def _with_first_index(stock: Callable[..., Any]) -> Callable[..., Any]:
+def _with_first_index(stock: Callable[..., object]) -> Callable[..., Any]:
     """``Module.to(3)``: the first argument may be a number."""
     with_keyword = _with_index(stock)
 
     @functools.wraps(stock)
-    def parse(*args: Any, **kwargs: Any) -> Any:
+    def parse(*args: object, **kwargs: object) -> Any:
         if args and type(args[0]) is int:
             args = (torch.device("cuda", args[0]), *args[1:])
         return with_keyword(*args, **kwargs)
@@ -190,7 +190,7 @@ def _autocast_init(stock: Callable[..., None]) -> Callable[..., None]:
 
     @functools.wraps(stock)
     def init(
-        self: Any, device_type: str, dtype: Any = None, enabled: bool = True, cache_enabled: bool | None = None
+        self: Any, device_type: str, dtype: object = None, enabled: bool = True, cache_enabled: bool | None = None
     ) -> None:
         self._stands_for_cuda = device_type == "cuda"
         if self._stands_for_cuda:
@@ -218,7 +218,7 @@ def _autocast_exit(stock: Callable[..., Any]) -> Callable[..., Any]:
     """The other end of it."""
 
     @functools.wraps(stock)
-    def leave(self: Any, *error: Any) -> Any:
+    def leave(self: Any, *error: object) -> Any:
         if getattr(self, "_stands_for_cuda", False):
             enabled, dtype = self._before_of_cuda
             torch.set_autocast_enabled("cuda", enabled)

@@ -30,7 +30,7 @@ class TimedEvent(Event):
         super().__init__(enable_timing, **kwargs)
         self._clears = 0
 
-    def record(self, stream: Any = None) -> None:
+    def record(self, stream: object = None) -> None:
         """Mark a moment of ``stream``, or of the current one."""
         mine = bound_devices().mine()
         super().record(stream)

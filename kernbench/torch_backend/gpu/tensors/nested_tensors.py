@@ -18,7 +18,7 @@ def is_nested(value: Any) -> bool:
     return type(value) in PLAIN and value.is_nested
 
 
-def is_view(result: Any, of: Any) -> bool:
+def is_view(result: object, of: object) -> bool:
     """Whether what an operation gives is in the memory of a tensor that it was given."""
     [made, *_] = result if isinstance(result, list | tuple) else (result,)
     return isinstance(of, torch.Tensor) and storage_of(made).data_ptr() == storage_of(of).data_ptr()

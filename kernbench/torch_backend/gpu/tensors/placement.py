@@ -70,7 +70,7 @@ def block_of(tensor: torch.Tensor) -> Block | None:
     return None
 
 
-def is_on_gpu(value: Any) -> bool:
+def is_on_gpu(value: object) -> bool:
     """Whether it is a tensor on a simulated GPU, or one whose class tells of looks, which is one of the context's."""
     return isinstance(value, torch.Tensor) and (block_of(value) is not None or tells_of_looks(value))
 

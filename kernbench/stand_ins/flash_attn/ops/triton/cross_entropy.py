@@ -60,7 +60,7 @@ class _RowLosses(torch.autograd.Function):
 def cross_entropy_loss(
     logits: Tensor, labels: Tensor, precomputed_lse: Tensor | None = None, label_smoothing: float = 0.0,
     logit_scale: float = 1.0, lse_square_scale: float = 0.0, ignore_index: int = -100, inplace_backward: bool = False,
-    process_group: Any = None,
+    process_group: object = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """``-log softmax(logit_scale * logits)[labels] + lse_square_scale * lse**2``, row by row.
 
