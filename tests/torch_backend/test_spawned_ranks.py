@@ -164,6 +164,33 @@ def test_ranks_that_a_script_does_not_join_end_before_it(run, isolation: str) ->
     assert dict(os.environ) == before
 
 
+BESIDE = """
+import time
+import torch, torch.multiprocessing as mp
+
+def worker(rank):
+    time.sleep(0.5 * (rank + 1))
+
+if __name__ == "__main__":
+    begun = time.time()
+    started = mp.spawn(worker, nprocs=2, join=False)
+    while time.time() < begun + 0.25:
+        pass
+    while not started.join(timeout=0.1):
+        print(round(time.time() - begun, 6))
+    print("joined", round(time.time() - begun, 6))
+    mp.spawn(worker, nprocs=1, join=False)
+    torch.ones(2, device="cuda")
+"""
+
+
+@pytest.mark.parametrize("isolation", ["carrier", "process"])
+def test_a_script_beside_its_ranks_has_their_time_and_no_gpu(run, isolation: str) -> None:
+    result = run(BESIDE, "--isolation", isolation)
+    assert result.stdout.splitlines()[:8] == ["0.35", "0.45", "0.5", "0.6", "0.7", "0.8", "0.9", "joined 1.0"]
+    assert "have not ended: join them before it uses one" in result.output
+
+
 UNJOINED = """
 import os, sys
 import torch, torch.distributed as dist, torch.multiprocessing as mp

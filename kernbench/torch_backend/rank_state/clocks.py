@@ -93,6 +93,7 @@ class RankClock:
     def __init__(self) -> None:
         self._simulation: Simulation | None = None
         self._looks: dict[int | Member, tuple[int, float]] = {}  # of a rank, and of a daemon that takes no turns
+        self._beside = (0, -1.0)
         self.polled = polled_processes.PolledProcesses()
 
     def open(self, simulation: Simulation) -> None:
@@ -112,7 +113,9 @@ class RankClock:
         if simulation is None or simulation.hosts.observing:
             return None
         if simulation.scheduler.current_rank() is None:
-            return self._look_of_free(simulation) if by_program else None
+            if not by_program:
+                return None
+            return self._look_beside(simulation) if simulation.world.is_beside else self._look_of_free(simulation)
         me = simulation.hosts.current()
         assert me.rank is not None
         if (me.unrecorded and not _parted) or me.untimed or not by_program:
@@ -127,6 +130,15 @@ class RankClock:
             self._pass(simulation, POLL_STEP)
         self._looks[me.rank] = (looks, me.clock)
         return me.clock
+
+    def _look_beside(self, simulation: Simulation) -> float:
+        """The same for main beside ranks that it has not joined: how far these have got, as for its sleeps."""
+        looks, last = self._beside
+        now = simulation.engine.now
+        self._beside = looks, _ = (looks + 1 if now == last else 0), now
+        if looks > PATIENCE:
+            simulation.threads.go_on_for(POLL_STEP)
+        return simulation.engine.now
 
     def _look_of_free(self, simulation: Simulation) -> float | None:
         """The same for a daemon that takes no turns yet; it takes some if it polls."""

@@ -265,7 +265,9 @@ class Devices:
         """The device of the rank that runs."""
         device = self.current()
         if device is None:
-            raise KernbenchError("simulated GPUs exist inside ranks: this is main")
+            beside = self._hosts is not None and self.simulation.world.is_beside
+            until = ". The ranks that it has spawned have not ended: join them before it uses one" if beside else ""
+            raise KernbenchError(f"simulated GPUs exist inside ranks: this is main{until}")
         return device
 
     def recorder_of(self, rank: int) -> Recorder:
