@@ -22,7 +22,7 @@ from kernbench.torch_backend.features import checkpoint_files, compiling, file_t
 from kernbench.torch_backend.gpu.device.devices import HostDevices, take_pinned
 from kernbench.torch_backend.gpu.device.software_versions import cuda_version
 from kernbench.torch_backend.gpu.memory import replaced_data
-from kernbench.torch_backend.gpu.tensors import pinning
+from kernbench.torch_backend.gpu.tensors import pinning, sent_storages
 from kernbench.torch_backend.hollow import sinks
 from kernbench.torch_backend.modes import plain_torch
 from kernbench.torch_backend.operations.recorder import open_recorder
@@ -141,6 +141,7 @@ class Environment:
             self._replace_distributed()
             self._replaced.devices.open(self._host_devices)
             pinning.count_by(take_pinned)
+            sent_storages.open_for_ranks(alone=self._alone)
             self._replaced.symmetric_memory.open()
             clocks.install_kept(self._patches)
             module_hooks.install(self._patches, self.state.modules)
@@ -182,6 +183,7 @@ class Environment:
         self._patches.undo()
         late_calls.expect()
         pinning.forget()
+        sent_storages.close()
         compiling.forget_names()
         self._replaced.close()
         compiling.forget_compiled()

@@ -28,7 +28,7 @@ from collections.abc import Callable
 from time import perf_counter  # the machine's own clock
 from typing import Any
 
-from kernbench.errors import DeadlockError
+from kernbench.errors import DeadlockError, KernbenchError
 from kernbench.scheduler.crew import acting_crew, current_member, is_in_rank, is_outside
 from kernbench.scheduler.standstill import SILENCE, tell
 from kernbench.simulation.simulation import Simulation
@@ -305,6 +305,8 @@ class ProcessWaits:
             if self._waits():
                 try:
                     obj = _InQueue(bytes(_Pickler.dumps(obj)))
+                except KernbenchError:  # what is not modelled
+                    raise
                 except Exception as error:
                     queue._on_queue_feeder_error(error, obj)  # as the thread does: nothing is put
                     return
