@@ -315,7 +315,7 @@ def _by_work(row: Operator, given: Operands, made: Operands, device: DeviceSpec,
     waiting = side * row.column * _H100_CLOCK / device.clock
     seconds = start_of(device, False) * max(steps, 1) + max(computing + waiting, moving)
     count = max((prod(shape[:-2]) for shape in shapes if len(shape) > 2), default=1)
-    if row.batched is not None and count > 1:
+    if row.batched is not None and count > 1 and moved:
         pace = _H100_CLOCK / device.clock
         if row.batched.alone and side > row.batched.alone:
             one = max(computing / count + waiting, moving / count)

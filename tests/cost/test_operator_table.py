@@ -321,3 +321,10 @@ def test_operators_that_nobody_knows_are_counted_by_their_bytes() -> None:
 def test_estimates_by_name_need_no_dtypes_of_results() -> None:
     assert estimate_op("aten::_unsafe_view", [(4, 4)], "float16", "h100_sxm").seconds == 0
     assert estimate_op("slice_backward", [(4, 4)], "float16", "h100_sxm", outputs=[(8, 8)]).seconds > 0
+
+
+@pytest.mark.parametrize("name", [row for row, found in OPERATORS.items() if found.model is Model.WORK])
+def test_factors_of_matrices_without_elements_take_some_time(name: str) -> None:
+    for shape in ((0, 0), (2, 0, 0), (0, 3, 3)):
+        found = OpCosts(H100).of(name, ((shape, F32),) * 3, ((shape, F32),))
+        assert found.seconds > 0

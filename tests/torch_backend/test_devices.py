@@ -391,3 +391,22 @@ def test_subclasses_that_see_no_operations_are_recorded_as_tensors(ranks: Ranks,
     times = ranks(body, 1)[0].pop()
     assert times > 0
     assert ranks(body, 1)[0][:-1] == [[1.0] * 3, "cuda", 12.0, True]
+
+
+def test_a_factory_writes_into_a_tensor_of_its_device(ranks: Ranks) -> None:
+    def body() -> None:
+        index = torch.cuda.current_device()
+        for there, devices in (("cpu", (None, "cpu")), ("cuda", (None, "cuda", f"cuda:{index}", index))):
+            for device in devices:
+                out = torch.empty(3, device=there)
+                assert torch.full((3,), 2.0, out=out, device=device) is out
+                assert out.device.type == there
+                assert out.tolist() == [2.0] * 3
+        with torch.device("cuda"):
+            assert torch.ones(3, out=torch.empty(3)).is_cuda
+            with pytest.raises(RuntimeError, match="device type cuda does not match device type of out parameter"):
+                torch.ones(3, out=torch.empty(3, device="cpu"))
+        with pytest.raises(RuntimeError, match="device type cpu does not match device type of out parameter"):
+            torch.ones(3, out=torch.empty(3, device="cuda"), device="cpu")
+
+    ranks(body)

@@ -7,6 +7,8 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.utils.checkpoint import checkpoint
 
 import kernbench
 
@@ -97,3 +99,91 @@ def test_what_a_transform_shows_says_where_it_is_and_can_be_printed() -> None:
         torch.func.vmap(look)(torch.ones(2, 3, device=GPU))
         assert ["GradTrackingTensor" in seen[0], "BatchedTensor" in seen[1]] == [True, True]
         assert all("device='cuda:0'" in each for each in seen)
+
+
+@pytest.mark.parametrize("data", [True, False])
+@pytest.mark.parametrize(("begin", "end"), [(HOST, GPU), (GPU, HOST), (PEER, GPU)])
+def test_a_tangent_is_where_its_tensor_is(begin: torch.device, end: torch.device, data: bool) -> None:
+    with kernbench.simulated_gpu("dgx_h100", enable_data=data), forward_ad.dual_level():
+        moved = forward_ad.make_dual(torch.ones(3, device=begin), torch.full((3,), 2.0, device=begin)).to(end)
+        tangent = forward_ad.unpack_dual(moved).tangent
+        assert tangent is not None
+        assert tangent.device == moved.device == end
+        after = forward_ad.unpack_dual(moved.square()).tangent
+        assert after is not None
+        assert after.device == end
+        if data:
+            assert after.tolist() == [4.0] * 3
+
+
+def test_a_tangent_is_copied_too() -> None:
+    def copies(tangents: bool) -> int:
+        with kernbench.simulated_gpu("dgx_h100") as ctx, forward_ad.dual_level():
+            leaf = torch.ones(1 << 12)
+            (forward_ad.make_dual(leaf, torch.ones(1 << 12)) if tangents else leaf).cuda()
+            return sum(each.name == "host to device" for each in ctx.engine.op_log.operations)
+
+    assert copies(tangents=True) == 2 * copies(tangents=False) == 2
+
+
+@pytest.mark.parametrize("data", [True, False])
+def test_derivatives_of_derivatives_through_moves(data: bool) -> None:
+    def to_gpu(x: Tensor) -> Tensor:
+        return (x.cuda() ** 3).sum()
+
+    def to_host(x: Tensor) -> Tensor:
+        return (x.cpu() ** 3).sum()
+
+    first, again = torch.func.jacrev, torch.func.jacfwd
+    with kernbench.simulated_gpu("dgx_h100", enable_data=data):
+        for outer, inner in ((again, first), (first, first), (first, again), (again, again)):
+            on_host, on_gpu = torch.arange(3.0), torch.arange(3.0, device="cuda")
+            begins = inner is first or outer is first  # a gradient is where it begins, a tangent where it ends
+            found = outer(inner(to_gpu))(on_host)
+            assert found.device == (HOST if begins else GPU)
+            back = outer(inner(to_host))(on_gpu)
+            assert back.device == (GPU if begins else HOST)
+            if data:
+                assert found.tolist() == back.tolist() == torch.diag(6 * torch.arange(3.0)).tolist()
+
+
+@pytest.mark.parametrize("data", [True, False])
+def test_gradients_that_are_zeros_are_where_their_tensors_are(data: bool) -> None:
+    def masked(x: Tensor) -> Tensor:
+        mask = torch.zeros(3)
+        assert mask.device == HOST
+        return x.sgn() * mask.to(x.device)
+
+    with kernbench.simulated_gpu("dgx_h100", enable_data=data) as ctx:
+        for begin, end in ((HOST, GPU), (GPU, GPU), (GPU, HOST), (HOST, HOST)):
+            for zero in (torch.sgn, lambda x: torch.div(x, 2, rounding_mode="floor"), lambda x: x.repeat(0, 1)):
+                leaf = torch.ones(3, device=begin, requires_grad=True)
+                zero(leaf.to(end)).sum().backward()
+                assert leaf.grad.device == begin
+            assert torch.func.grad(lambda x, end=end: x.to(end).sgn().sum())(leaf.detach()).device == begin
+            leaf.grad = None  # what Python makes in a backward pass is where it says
+            checkpoint(masked, leaf, use_reentrant=False).sum().backward()
+            assert leaf.grad.device == begin
+        seen = [each.name for each in ctx.engine.op_log.operations]
+    assert "zeros.default" in seen  # the GPU's are filled by a kernel
+
+
+@pytest.mark.parametrize("data", [True, False])
+def test_gradients_of_what_operations_of_a_gpu_take_from_the_host(data: bool) -> None:
+    def assign(y: Tensor, x: Tensor) -> Tensor:
+        y = y.clone()
+        y[0] = x
+        return y
+
+    with kernbench.simulated_gpu("dgx_h100", enable_data=data):
+        for use in (torch.add, torch.mul, assign, lambda y, x: torch.where(y > 0, y, x)):
+            number, other = torch.ones((), requires_grad=True), torch.ones(4, device="cuda", requires_grad=True)
+            for times in (1.0, 2.0):
+                use(other * 1, number).sum().backward()
+                assert (number.grad.device, other.grad.device) == (HOST, GPU)
+                if data and use is torch.add:
+                    assert number.grad.item() == 4.0 * times
+        for begin, end in ((HOST, GPU), (GPU, HOST)):
+            leaf = torch.ones(3, device=begin, requires_grad=True)
+            torch.zeros(3, device=end).copy_(leaf).sum().backward()
+            assert leaf.grad.device == begin

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn.functional import ScalingType, scaled_mm
 
 import kernbench
 
@@ -63,3 +64,62 @@ def test_what_cuda_refuses_is_refused(call: Callable[[], Any], system: str, word
     found = said(call, system, data)
     assert bool(found) == bool(words), found
     assert words in found
+
+
+M, K, N = 256, 640, 384
+ALONG, SQUARE = ScalingType.BlockWise1x128, ScalingType.BlockWise128x128
+
+
+def scale_of(side: int, kind: ScalingType, *, by_rows: bool = False) -> torch.Tensor:
+    """A scale for each block of an operand ``[side, K]``, in the layout that CUDA takes, or in the other one."""
+    blocks, first = -(-K // 128), torch.arange
+    rows, columns = (side, blocks) if kind is ALONG else (-(-blocks // 4) * 4, side // 128)
+    made = (first(rows * columns, device="cuda") % 7 + 1.0).view(columns, rows).t()
+    return made.contiguous() if by_rows else made
+
+
+def of_each(scale: torch.Tensor, side: int, kind: ScalingType) -> torch.Tensor:
+    """That of each element."""
+    row, column = torch.arange(side, device="cuda")[:, None], torch.arange(K, device="cuda")[None] // 128
+    return scale[row, column] if kind is ALONG else scale[column, row // 128]
+
+
+KINDS = [(ALONG, ALONG), (ALONG, SQUARE), (SQUARE, ALONG)]
+
+
+@pytest.mark.parametrize("data", [True, False], ids=["data", "no-data"])
+@pytest.mark.parametrize(("kind_a", "kind_b"), KINDS)
+def test_products_with_scales_of_blocks(kind_a: ScalingType, kind_b: ScalingType, data: bool) -> None:
+    with kernbench.simulated_gpu("dgx_h100", enable_data=data) as ctx:
+        a, b = torch.randn(M, K, device="cuda").to(E4M3), torch.randn(N, K, device="cuda").to(E4M3)
+        scale_a, scale_b, bias = scale_of(M, kind_a), scale_of(N, kind_b), torch.ones(N, device="cuda").bfloat16()
+        began = len(ctx.engine.op_log.operations)
+        found = scaled_mm(a, b.t(), scale_a, kind_a, scale_b, kind_b, bias=bias, output_dtype=torch.bfloat16)
+        (product,) = ctx.engine.op_log.operations[began:]
+        assert (found.shape, found.dtype, found.is_cuda) == ((M, N), torch.bfloat16, True)
+        assert product.name == "_scaled_mm_v2.default"
+        if data:
+            left, right = (
+                x.float() * of_each(*scale) for x, scale in ((a, (scale_a, M, kind_a)), (b, (scale_b, N, kind_b)))
+            )
+            torch.testing.assert_close(found, (left @ right.t() + 1).bfloat16())
+
+
+@pytest.mark.parametrize("data", [True, False], ids=["data", "no-data"])
+@pytest.mark.parametrize(
+    ("system", "kinds", "by_rows", "words"),
+    [
+        ("dgx_b200", (ALONG, ALONG), False, "only supported in CUDA for SM90"),
+        ("dgx_h100", (ALONG, SQUARE), True, "scale_a must have strides (1, 256)"),
+        ("dgx_h100", (SQUARE, SQUARE), False, "Invalid scaling configuration"),
+    ],
+)
+def test_scales_of_blocks_that_cuda_refuses(
+    system: str, kinds: tuple[ScalingType, ScalingType], by_rows: bool, words: str, data: bool
+) -> None:
+    def call() -> Any:
+        a, b = torch.ones(M, K, device="cuda").to(E4M3), torch.ones(N, K, device="cuda").to(E4M3)
+        scale_a, scale_b = (scale_of(side, kind, by_rows=by_rows) for side, kind in zip((M, N), kinds, strict=True))
+        return scaled_mm(a, b.t(), scale_a, kinds[0], scale_b, kinds[1], output_dtype=torch.bfloat16)
+
+    assert words in said(call, system, data)

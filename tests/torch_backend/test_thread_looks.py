@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import queue
 import re
 import threading
@@ -169,6 +170,25 @@ def _daemon_that_looks() -> list[float]:
     return found
 
 
+def _shared_value() -> list[float]:
+    value, places = multiprocessing.Value("d", 0.0), multiprocessing.Array("i", 2)
+
+    def write() -> None:
+        time.sleep(0.25)
+        value.value = 1.0
+        time.sleep(0.25)
+        places[1] = 2
+
+    _started(write)
+    found = []
+    while value.value == 0.0:
+        pass
+    found.append(time.perf_counter())
+    while places[0] + places[1] == 0:
+        pass
+    return [*found, time.perf_counter()]
+
+
 CASES: dict[Callable[[], list[float]], list[float]] = {
     _future: [0.5],
     _one_of_several_futures: [0.25, 0.75],
@@ -180,6 +200,7 @@ CASES: dict[Callable[[], list[float]], list[float]] = {
     _variable: [0.5],
     _daemon_that_computes: [0.0],
     _daemon_that_looks: [0.5],
+    _shared_value: [0.25, 0.5],
 }
 """Programs, and when they see what they look for."""
 

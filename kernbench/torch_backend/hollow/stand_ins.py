@@ -7,6 +7,7 @@ n gives a mask that is true k times in n, counts that are balanced, and selectio
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -247,6 +248,13 @@ def _pointwise(call: HollowCall) -> float | None:
     return float(result) if isinstance(result, torch.Tensor) and result.numel() == 1 else None
 
 
+def _of_infinity(call: HollowCall) -> float | None:
+    """An elementwise operation of a tensor all of whose elements are infinite: what is average says nothing of its sizes."""
+    first = call.first()
+    mean = None if first is None else stand_in_of(first)
+    return _pointwise(call) if mean is not None and math.isinf(mean) else None
+
+
 def places(name: str, args: Any, tensor: torch.Tensor) -> bool:
     """Give the places that an operation such as ``topk`` found the values that are assumed; False: ``name`` finds none.
 
@@ -310,6 +318,7 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("logical_not bitwise_not", _opposite),
     ("logical_and bitwise_and and", _both),
     ("where", _chosen),
+    ("abs neg", _of_infinity),
     ("randint randint_like", _drawn),
     ("normal normal_functional randn randn_like", _normal),
     ("uniform rand rand_like", _uniform),

@@ -31,15 +31,18 @@ RELIES_ON = (
 _STORE_SUBSCR = dis.opmap["STORE_SUBSCR"]
 
 
-def position(seen_by: Any) -> int:
-    """Where the program is: its frames, from the one that calls the innermost function with the code ``seen_by`` on."""
-    frame = sys._getframe(1)
-    while frame is not None and frame.f_code is not seen_by:
-        frame = frame.f_back  # type: ignore[assignment]
-    parts: list[int] = []
+def position(seen_by: Any, traced_by: Any) -> int:
+    """Where the program is: its frames, from the one that calls the innermost function with the code ``seen_by`` on, or of what
+    the function with the code ``traced_by`` has a tracer see the outermost."""
+    frame, parts, inside = sys._getframe(1), list[int](), True
     while frame is not None:
+        if frame.f_code is traced_by:
+            parts.clear()
+            inside = True
+        elif frame.f_code is seen_by:
+            inside = False
         frame = frame.f_back  # type: ignore[assignment]
-        if frame is not None:
+        if frame is not None and not inside:
             parts += (id(frame), frame.f_lasti)
     return hash(tuple(parts))
 

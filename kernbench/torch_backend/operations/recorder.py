@@ -52,6 +52,7 @@ from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.operations.capturing import capture
 from kernbench.torch_backend.operations.computing import Executor
 from kernbench.torch_backend.operations.flop_counts import FlopCounts
+from kernbench.torch_backend.operations.gradient_places import is_by_engine, is_gradient_of_gpu, return_gradients
 from kernbench.torch_backend.operations.helper_tensors import is_by_indexing, made_on_host, mark, position, was_made_at
 from kernbench.torch_backend.operations.host_costs import HostCosts
 from kernbench.torch_backend.operations.needs import need, needs_of
@@ -78,8 +79,9 @@ from kernbench.torch_backend.operations.sparse_operands import (
 from kernbench.torch_backend.relies_on import Reliance
 
 _storage: Any = torch._C.TensorBase.untyped_storage
-_fake_mode: Any = torch._C._get_dispatch_mode
+_mode: Any = torch._C._get_dispatch_mode
 _FAKE: Any = torch._C._TorchDispatchModeKey.FAKE
+_PROXY: Any = torch._C._TorchDispatchModeKey.PROXY
 _NO_DISPATCH: Any = torch._C._disabled_torch_dispatch_impl
 """What classes of tensors have that see no operations themselves: they are recorded as any tensor."""
 
@@ -95,8 +97,10 @@ RELIES_ON = (
     Reliance("torch.autograd.forward_ad", "the level is negative outside forward derivatives", has=("_current_level",),
              holds=lambda module: module._current_level == -1),
     Reliance("torch._C.TensorBase.untyped_storage", "of a tensor whatever its class"),
-    Reliance("torch._C", "whether tensors are fake, a mode that comes after all others", has=("_get_dispatch_mode",)),
-    Reliance("torch._C._TorchDispatchModeKey", "the kinds of such modes", has=("FAKE",)),
+    Reliance("torch._C", "whether tensors are fake, or operations traced: modes that come after all others", has=(
+        "_get_dispatch_mode", "_set_dispatch_mode", "_unset_dispatch_mode",
+    )),
+    Reliance("torch._C._TorchDispatchModeKey", "the kinds of such modes", has=("FAKE", "PROXY")),
     Reliance("torch._C._dynamo.eval_frame", "these have Dynamo step over a function", has=(
         "set_code_exec_strategy", "_FrameAction", "_FrameExecStrategy",
     )),
@@ -174,7 +178,7 @@ class Recorder(TorchDispatchMode):
         known = self._plans.of(host.uses_gpu).get(operator, NO_PLANS)
         if known.view:
             return self._view(host, operator, args, kwargs)
-        if not known or host.stream in host.awaited or (self._hollow and _fake_mode(_FAKE)):
+        if not known or host.stream in host.awaited or (self._hollow and _mode(_FAKE)) or _mode(_PROXY):
             return self._whole(func, types, args, kwargs)
         try:
             key, memory = signature(args, kwargs, self._hollow, operator.beside)
@@ -244,6 +248,9 @@ class Recorder(TorchDispatchMode):
                     watcher.passed_on()
                 self._host().prepare(self._host_costs.subclass)
                 return NotImplemented  # a subclass unwraps itself: its own operations are recorded
+        tracer = _mode(_PROXY)
+        if tracer is not None and _mode(_FAKE) is None and not self._host().unrecorded:
+            return self._traced(tracer, func, types, args, kwargs or {})
         operator = operators[func]
         if not types and operator.higher_order and any(is_described(type(each)) for each in listed_tensors(args)):
             return func(*args, **(kwargs or {}))  # torch does not name the classes of its arguments
@@ -251,7 +258,7 @@ class Recorder(TorchDispatchMode):
         host = device.host
         if not host.uses_gpu and any(block_of(each) is not None for each in listed_tensors(args)):
             host.uses_gpu = True  # by a tensor that another has made: an argument of a spawn, what a queue has brought
-        if device.helpers_at is not None and device.helpers_at != position(_DISPATCH):
+        if device.helpers_at is not None and device.helpers_at != position(_DISPATCH, _TRACED):
             device.helpers_at = None
             host.detours -= 1
         quiet = not (host.detours or host.unsettled or host.stream in host.awaited or types)
@@ -275,6 +282,8 @@ class Recorder(TorchDispatchMode):
                 _before_host_read(device, operator.name, args[0])
         if host.uses_gpu and not self._shared and operator.kind == COMPUTE and is_mixed(args, kwargs):
             quiet = self._allows(call) and quiet
+            on_host = [each for each in listed_tensors((*args, *(kwargs or {}).values())) if block_of(each) is None]
+            quiet = not return_gradients(on_host) and quiet
         if operator.check is not None and self._capability and not device.inside_operation:
             operator.check(self._capability, args, kwargs)
         if host.capture is not None and operator.kind > VIEW and not device.inside_operation:
@@ -302,6 +311,17 @@ class Recorder(TorchDispatchMode):
                 self._plans.learn(call, host.uses_gpu)
         return result
 
+    def _traced(self, tracer: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """Have a tracer (``make_fx``), which comes after all other modes, see an operation before it is carried out: of what is
+        done for that, and of other tensors than it has seen, its graph would not know."""
+        kwargs = _as_on_gpus(self._who(), args, kwargs)
+        torch._C._unset_dispatch_mode(_PROXY)
+        try:
+            with open_recorder(self):
+                return tracer.__torch_dispatch__(func, types, args, kwargs)
+        finally:
+            torch._C._set_dispatch_mode(tracer)
+
     def _allows(self, call: OperatorCall) -> bool:
         """Whether CUDA allows each call like this one, whose tensors are on several devices; False: this one alone, for where
         it is made.
@@ -320,7 +340,7 @@ class Recorder(TorchDispatchMode):
         made = made_on_host(call)
         if not made:
             return
-        at = position(_DISPATCH) if device.helpers_at is None else device.helpers_at
+        at = position(_DISPATCH, _TRACED) if device.helpers_at is None else device.helpers_at
         if mark(call, made, at) and device.helpers_at is None:
             device.helpers_at = at
             device.host.detours += 1
@@ -417,7 +437,7 @@ class Recorder(TorchDispatchMode):
         wanted = kwargs.get("device") if kwargs else None
         placed = on_device
         if wanted is not None:
-            stays = on_device and wanted.type != "meta" and _stays(device, operator.name, inputs, outputs)
+            stays = on_device and wanted.type != "meta" and _stays(device, inputs, outputs)
             placed = wanted.type == "cuda" or stays
             if transfers and placed != on_device:
                 goes_on = operator.is_non_blocking(args, kwargs)
@@ -427,11 +447,14 @@ class Recorder(TorchDispatchMode):
                     target = device.memory_at(wanted) if placed else None
                     device.transfer(outputs, target, (inputs or outputs)[0], waits=not goes_on)
                 return False
+            if not inputs and not placed:
+                placed = is_by_engine(_DISPATCH) and is_gradient_of_gpu()
         if not placed:
             return False
         if transfers and wanted is None and len(blocks) == 2:  # `copy_`
             there, origin = blocks
             if (there is None) != (origin is None) and not (there is None and _is_helper(device, outputs[0])):
+                return_gradients(inputs[1:])
                 goes_on = (there is not None or is_pinned(outputs[0])) and operator.is_non_blocking(args, kwargs)
                 with self._while_waiting():
                     device.transfer(outputs, None if there is None else there.memory, inputs[1], waits=not goes_on)
@@ -585,15 +608,34 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _stays(device: RankDevice, name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
+def _stays(device: RankDevice, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
     """Whether a result stays on the GPU of its input although C++ says that it is for the CPU, where it takes both to be:
-    room for a leaf's gradient, casts that the program has not asked to be on the host (``type_as``, those of a loss), and sums
-    with the zeros of forward derivatives."""
-    if name == "new_empty_strided":
-        return torch._C._current_graph_task_id() >= 0
-    if device.moving or not (inputs and outputs):
-        return False
-    return inputs[0].dtype is not outputs[0].dtype or forward_ad._current_level >= 0
+    gradients and room for a leaf's, casts that the program has not asked to be on the host (``type_as``, those of a loss), and
+    sums with the zeros of forward derivatives."""
+    if not outputs:
+        return is_by_engine(_DISPATCH)
+    return not device.moving and _is_of_cpp(inputs[0].dtype, outputs[0].dtype)
+
+
+def _as_on_gpus(device: RankDevice, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments of a call as C++ has them where it knows of GPUs: without the host, where it would not name that."""
+    wanted = kwargs.get("device")
+    if wanted is None or wanted.type != "cpu":
+        return kwargs
+    if device.moving:
+        return {**kwargs, "device": device.moving_to}
+    given = listed_tensors(args)
+    if not given:
+        made_for_gpu = is_by_engine(_DISPATCH) and is_gradient_of_gpu()
+        return {**kwargs, "device": torch.device("cuda", device.index)} if made_for_gpu else kwargs
+    if block_of(given[0]) is None or not _is_of_cpp(given[0].dtype, kwargs.get("dtype")):
+        return kwargs
+    return {name: value for name, value in kwargs.items() if name != "device"}
+
+
+def _is_of_cpp(before: torch.dtype, after: torch.dtype | None) -> bool:
+    """Whether C++ itself puts what it makes of a GPU's tensor where that is, and names the host: see :func:`_stays`."""
+    return is_by_engine(_DISPATCH) or after not in (None, before) or forward_ad._current_level >= 0
 
 
 def _is_helper(device: RankDevice, tensor: torch.Tensor) -> bool:
@@ -627,7 +669,7 @@ def open_recorder(recorder: Recorder) -> Iterator[None]:
         python_dispatch._pop_mode()
 
 
-_DISPATCH = Recorder.__torch_dispatch__.__code__
+_DISPATCH, _TRACED = Recorder.__torch_dispatch__.__code__, Recorder._traced.__code__
 
 _INCLUDED, _EXCLUDED = torch._C._dispatch_tls_local_include_set(), torch._C._dispatch_tls_local_exclude_set()
 """The dispatcher's keys of a thread that is in no operation."""

@@ -1,7 +1,8 @@
 """Where a rank's thread looks at what another one is to do: these are :class:`.ThreadLooks`.
 
 They are ``Event.is_set``, ``Future.done``, ``Thread.is_alive``, a queue's ``empty`` and ``full``, its ``get`` and ``put`` where
-these do not wait, and locks and semaphores that are tried. A variable that another thread sets is not seen.
+these do not wait, locks and semaphores that are tried, and reads of what processes share (``multiprocessing.Value`` and
+``Array``), each value of its own. A variable that another thread sets is not seen.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent import futures
+from multiprocessing import sharedctypes
 from typing import Any
 
 from kernbench.scheduler.crew import acting_crew, acts_for_a_rank, current_member, is_forked
@@ -19,7 +21,11 @@ from kernbench.simulation.time.thread_looks import PATIENCE, ThreadLooks
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
-RELIES_ON = (Reliance("sys._getframe", "the module that looks"),)
+RELIES_ON = (
+    Reliance("sys._getframe", "the module that looks"),
+    Reliance("multiprocessing.sharedctypes.Synchronized", "it reads and writes by a property", has=("value",),
+             holds=lambda cls: isinstance(cls.value, property)),
+)  # fmt: skip
 
 _Thread: Any = threading.Thread
 _Queue: Any = queue.Queue
@@ -63,6 +69,15 @@ class Looks:
             patches.set(kind, name, self._looking(getattr(kind, name), ready))
         patches.set(threading.Semaphore, "acquire", self._trying(threading.Semaphore.acquire))
         patches.set(threading.Event, "set", self._doing(threading.Event.set))
+        for shared, name in (
+            (sharedctypes.Synchronized, "value"),
+            (sharedctypes.SynchronizedString, "value"),
+            (sharedctypes.SynchronizedArray, "__getitem__"),
+        ):
+            patches.set(shared, name, self._reading(getattr(shared, name)))
+        patches.set(
+            sharedctypes.SynchronizedArray, "__setitem__", self._doing(sharedctypes.SynchronizedArray.__setitem__)
+        )
         for name, failed in (("get", queue.Empty), ("put", queue.Full)):
             patches.set(_Queue, name, self._asking(getattr(_Queue, name), failed))
 
@@ -74,6 +89,22 @@ class Looks:
             found = stock(what)
             if not sys._getframe(1).f_globals.get("__name__", "").startswith(_NOT_THE_PROGRAMS):
                 self.saw(what, ready=found is ready)
+            return found
+
+        return method
+
+    def _reading(self, stock: Any) -> Any:
+        """A method, or a property, that gives what is in shared memory. Any process may change that."""
+        if isinstance(stock, property):
+            assert stock.fget is not None
+            assert stock.fset is not None
+            return property(self._reading(stock.fget), self._doing(stock.fset))
+
+        @functools.wraps(stock)
+        def method(what: Any, *args: Any) -> Any:
+            found = stock(what, *args)
+            if acting_crew() is not None and not isinstance(found, list):
+                self._looks.saw(hash((id(what), *args, found)), ready=True)
             return found
 
         return method
@@ -111,8 +142,8 @@ class Looks:
         """A method that changes how things are."""
 
         @functools.wraps(stock)
-        def change(what: Any) -> None:
-            stock(what)
+        def change(what: Any, *args: Any) -> None:
+            stock(what, *args)
             self.did()
 
         return change

@@ -217,6 +217,17 @@ def test_large_values_are_finite():
 MASK = -float("inf")
 
 
+@pytest.mark.parametrize("value", [MASK, -MASK, -2.0])
+@pytest.mark.parametrize("change", [lambda x: x, torch.abs, torch.neg, lambda x: -x.clone()])
+def test_tensors_filled_with_one_number(value: float, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    def body() -> list[bool]:
+        x = change(torch.full((LARGE,), value, device="cuda"))
+        return [bool(torch.isfinite(x).any()), bool(torch.isinf(x).all()), bool((-x).isinf().all())]
+
+    infinite = value in (MASK, -MASK)
+    assert run(body)[0] == [not infinite, infinite, infinite]
+
+
 def assumed_ones() -> torch.Tensor:
     return torch.ones(4, 4, device="cuda") * large().max()
 

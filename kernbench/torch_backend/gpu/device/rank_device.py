@@ -48,6 +48,7 @@ class RankDevice:
         collective_unknown: whether what it was given is not known: C++ copies it, and nothing is noted of the copy.
         in_custom_operation: how many custom operations it is computing, one inside the other.
         moving: whether the program itself has asked for the copy between host and SIP that torch is making now.
+        moving_to: where that copy goes.
         moving_module: whether a module is moving its parameters and buffers.
         compiling: whether a graph of operations on GPUs is being compiled.
         diverted: takes operations of torch instead of the stream, if anything does.
@@ -69,6 +70,7 @@ class RankDevice:
         self.collective_unknown = False
         self.in_custom_operation = 0
         self.moving = self.moving_module = False
+        self.moving_to = torch.device("cpu")
         self.compiling = False
         self.diverted: Diverted | None = None
         self.dispatched: Callable[[], Any] | None = None
@@ -173,14 +175,14 @@ class RankDevice:
             self._first = before
 
     @contextmanager
-    def moves(self) -> Iterator[None]:
+    def moves(self, to: torch.device) -> Iterator[None]:
         """For the length of a block, a copy between host and SIP is one that the program has asked for."""
-        before, self.moving = self.moving, True
+        before, self.moving, self.moving_to = (self.moving, self.moving_to), True, to
         try:
             with self.host.detour():
                 yield
         finally:
-            self.moving = before
+            self.moving, self.moving_to = before
 
     @contextmanager
     def diverting(self, to: Diverted) -> Iterator[None]:

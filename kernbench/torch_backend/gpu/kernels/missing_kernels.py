@@ -10,6 +10,7 @@ from kernbench.torch_backend.gpu.kernels import (
     flash_operators,
     functional_collectives,
     fused_attention,
+    scaled_products,
     wide_products,
     wide_softmax,
 )
@@ -108,6 +109,7 @@ _KERNELS: dict[str, object] = {
     **flash_operators.KERNELS,
     **fused_attention.KERNELS,
     **functional_collectives.KERNELS,
+    **scaled_products.KERNELS,
     **wide_products.KERNELS,
     **wide_softmax.KERNELS,
 }

@@ -1,4 +1,5 @@
-"""Products in eight bits that CUDA refuses and a CPU does not: refused here, too, in CUDA's words.
+"""Products in eight bits that CUDA refuses and a CPU does not: refused here, too, in CUDA's words; and those with a scale for
+each block of an operand, which CUDA has and a CPU has not.
 
 Facts are those of ``aten/src/ATen/native/cuda/ScaledBlas.cpp`` of github.com/pytorch/pytorch.
 """
@@ -10,6 +11,25 @@ from typing import Any
 
 import torch
 
+from kernbench.torch_backend.gpu.tensors.placement import block_of
+from kernbench.torch_backend.relies_on import Reliance
+
+_ALONG, _SQUARE = 4, 5  # kinds of scales: for 128 elements along the sum, and for as many of as many rows
+
+RELIES_ON = (
+    Reliance("torch.nn.functional.ScalingType", "numbers of the kinds of scales", has=("BlockWise1x128", "BlockWise128x128"),
+             holds=lambda kinds: (kinds.BlockWise1x128.value, kinds.BlockWise128x128.value) == (_ALONG, _SQUARE)),
+    Reliance(
+        "torch.ops.aten._scaled_mm_v2.default", "products with scales of any kind", has=("_schema", "_op"),
+        holds=lambda product: [each.name for each in product._schema.arguments][:10] == [
+            "self", "mat2", "scale_a", "recipe_a", "swizzle_a", "scale_b", "recipe_b", "swizzle_b", "bias", "out_dtype",
+        ],
+    ),
+)  # fmt: skip
+
+_BLOCK = 128
+_PADDED = 4  # blocks along the sum of those, of which there is a multiple
+_WITH_BLOCKS = 90  # the compute capability that has such products
 _EIGHT = (torch.float8_e4m3fn, torch.float8_e5m2)
 _STEP = 16  # elements that the sizes of operands are multiples of
 _FEWEST_ROWS = 16  # of whole numbers in eight bits, and one more
@@ -39,6 +59,52 @@ def _by_rows(matrix: torch.Tensor) -> bool:
     return matrix.numel() == 0 or (matrix.stride(1) == 1 and matrix.stride(0) >= matrix.shape[1])
 
 
+def _by_blocks(arch: int, args: Any) -> None:
+    """Raise what CUDA raises of a product with scales of blocks, ``_scaled_mm_v2(*args)``, if it refuses it."""
+    a, b, (scale_a, *_), (kind_a, *_), _, (scale_b, *_), (kind_b, *_), *_ = args
+    if not {kind_a, kind_b} <= {_ALONG, _SQUARE}:
+        return
+    if arch != _WITH_BLOCKS:
+        raise NotImplementedError("DeepSeek style (1x128, 128x128) scaling only supported in CUDA for SM90")
+    if kind_a == kind_b == _SQUARE:
+        raise ValueError("Invalid scaling configuration: both operands have scales of blocks of 128 x 128")
+    for name, scale, side, kind in (("a", scale_a, a.shape[0], kind_a), ("b", scale_b, b.shape[1], kind_b)):
+        blocks = -(-a.shape[1] // _BLOCK)
+        rows, columns = (side, blocks) if kind == _ALONG else (_rounded_up(blocks, _PADDED), -(-side // _BLOCK))
+        if tuple(scale.shape) != (rows, columns) or scale.dtype is not torch.float32:
+            raise ValueError(f"scale_{name} must have shape {rows} x {columns} Float elements, got {[*scale.shape]}")
+        if scale.stride(0) != 1 or (scale.stride(1) != rows and (columns != 1 or scale.stride(1) != 1)):
+            raise ValueError(f"scale_{name} must have strides (1, {rows}); got {[*scale.stride()]}")
+
+
+def _rounded_up(count: int, step: int) -> int:
+    return -(-count // step) * step
+
+
+def _spread(scale: torch.Tensor, kind: int, side: int, length: int) -> torch.Tensor:
+    """The scale of each element of an operand, whose sums are along its second dimension."""
+    rows = scale if kind == _ALONG else scale.t().repeat_interleave(_BLOCK, 0)[:side]
+    return rows.repeat_interleave(_BLOCK, 1)[:, :length]
+
+
+def _product(
+    a: torch.Tensor, b: torch.Tensor, scale_a: Any, kind_a: Any, swizzle_a: Any, scale_b: Any, kind_b: Any, swizzle_b: Any,
+    bias: torch.Tensor | None, out_dtype: torch.dtype | None, *rest: Any, **kwargs: Any,
+) -> torch.Tensor:  # fmt: skip
+    """``_scaled_mm_v2``: of blocks from operands of 32 bits, whose products of eight bits are exact."""
+    if block_of(a) is None or not {*kind_a, *kind_b} <= {_ALONG, _SQUARE}:
+        given = (a, b, scale_a, kind_a, swizzle_a, scale_b, kind_b, swizzle_b, bias, out_dtype)
+        return _stock(*given, *rest, **kwargs)
+    left = a.float() * _spread(scale_a[0], kind_a[0], *a.shape)
+    right = b.t().float() * _spread(scale_b[0], kind_b[0], b.shape[1], b.shape[0])
+    result = left @ right.t()
+    return (result if bias is None else result + bias.float()).to(out_dtype or a.dtype)
+
+
+_stock: Any = torch.ops.aten._scaled_mm_v2.default._op
+KERNELS: dict[str, Callable[..., object]] = {"aten::_scaled_mm_v2": _product}
+
+
 def _whole(arch: int, a: torch.Tensor, b: torch.Tensor) -> str:
     """The same of a product of whole numbers in eight bits."""
     if a.dim() != 2 or b.dim() != 2:
@@ -66,5 +132,7 @@ def refusal_of(name: str) -> Callable[[int, object], None] | None:
         text = why(arch, args[0], args[1]) if len(args) > 1 else ""
         if text:
             raise (ValueError if "Float8_e5m2 matrices" in text else RuntimeError)(text)
+        if name == "_scaled_mm_v2":
+            _by_blocks(arch, args)
 
     return check

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from types import FunctionType
 from typing import Any, cast
 
 import torch
 import torch.nn.parameter
+from torch.autograd import forward_ad
 from torch.types import Device
 
 from kernbench.simulation.memory.storages import Block
@@ -22,8 +23,10 @@ from kernbench.torch_backend.gpu.names.torch_classes import TENSOR_TYPES
 from kernbench.torch_backend.gpu.tensors.pinning import is_pinned, pin_memory
 from kernbench.torch_backend.gpu.tensors.placement import (
     PLAIN,
+    beneath_transform,
     block_of,
     components_of,
+    is_batch,
     is_described,
     is_wrapped_by_transform,
     place,
@@ -32,6 +35,7 @@ from kernbench.torch_backend.gpu.tensors.placement import (
 )
 from kernbench.torch_backend.hollow.assumed_numbers import marked
 from kernbench.torch_backend.hollow.host_looks import NUMBERS, is_assumed, text, visible
+from kernbench.torch_backend.operations.gradient_places import note_move
 from kernbench.torch_backend.operations.ordering import looking, looks, sent
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
@@ -70,7 +74,7 @@ def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         if tensor.device == there:
             return _stock_to(tensor, *_with_dtype(tensor, args, kwargs), **kwargs)
         args, kwargs = _with_device(there, args, kwargs)
-        with mine.moves():
+        with mine.moves(there):
             told: torch.Tensor = _stock_to(tensor, *args, **kwargs if len(args) > 3 else {**kwargs, "copy": True})
         if told.requires_grad and not told.is_leaf:  # a gradient is to C++ where it has to go, wherever it is
             origin = tensor.device
@@ -87,22 +91,46 @@ def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     goes_on = kwargs.get("non_blocking") or next((each for each in args[1:] if type(each) is bool), False)
     if mine.host.sync_debug and kind == "cuda" and not goes_on:
         mine.simulation.host_reads.synchronizing(mine.host)
-    with mine.moves():
+    with mine.moves(_gpu(target) if kind == "cuda" else torch.device("cpu")):
         result: torch.Tensor = _stock_to(tensor, *args, **{**kwargs, "copy": True})
+    shown = _shown(result)
     if kind == "cuda":  # the way back has been recorded: the copy's source is on the device
         mine.host.uses_gpu = True
-        mine.transfer(stored_in(result), mine.memory_at(target), tensor, waits=not goes_on)
+        memory = mine.memory_at(target)
+        if block_of(result) is None:  # or a tracer has had it be copied there
+            mine.transfer(stored_in(result), memory, tensor, waits=not goes_on)
         if mine.host.order is not None:
             sent(mine, stored_in(tensor), stored_in(result), goes_on=goes_on)
-    _send_back(result, device_of(tensor))
+        for tangent in shown:
+            if block_of(tangent) is None:
+                mine.transfer((tangent,), memory, waits=not goes_on)
+    _send_back(shown, device_of(tensor))
     return result
 
 
-def _send_back(moved: torch.Tensor, origin: torch.device) -> None:
+def _shown(moved: torch.Tensor) -> list[torch.Tensor]:
+    """All tensors that a copy shows: itself, what transforms have wrapped, and the tangents of these, copied with them."""
+    found, mine = [moved], current_device()
+    if (
+        forward_ad._current_level >= 0 and mine is not None and not is_batch(moved)
+    ):  # of a batch, what it consists of has one
+        with mine.host.as_one():
+            tangent = forward_ad.unpack_dual(moved).tangent
+        if tangent is not None:
+            found += _shown(tangent)
+    if is_wrapped_by_transform(moved):
+        with beneath_transform(moved) as wrapped:
+            found += _shown(wrapped)
+    return found
+
+
+def _send_back(moved: Iterable[torch.Tensor], origin: torch.device) -> None:
     """The gradient of a tensor that was moved goes to where it came from: C++, to which both are on the host, leaves it."""
-    node = moved.grad_fn
-    if node is not None:
-        node.register_hook(lambda given, _: tuple(None if each is None else to(each, origin) for each in given))
+    for tensor in moved:
+        node = tensor.grad_fn
+        if node is not None:
+            note_move(node, to_gpu=block_of(tensor) is not None)
+            node.register_hook(lambda given, _: tuple(None if each is None else to(each, origin) for each in given))
 
 
 def _where_it_is(tensor: torch.Tensor, args: tuple[object, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
@@ -127,8 +155,12 @@ def _to_peer(
         moved: torch.Tensor = _stock_to(tensor, *args, **{**kwargs, "copy": True})
     finally:
         mine.host.unrecorded = inside
-    mine.peer_copy(stored_in(moved), block.memory, mine.memory_at(target))
-    _send_back(moved, device_of(tensor))
+    there, shown = mine.memory_at(target), _shown(moved)
+    mine.peer_copy(stored_in(moved), block.memory, there)
+    for tangent in shown:
+        if block_of(tangent) is None:
+            mine.peer_copy((tangent,), block.memory, there)
+    _send_back(shown, device_of(tensor))
     return moved
 
 
@@ -358,6 +390,8 @@ RELIES_ON = (
         has=("to", "type", "device", "is_cuda", "is_cpu", "_make_wrapper_subclass"),
         holds=lambda base: all(hasattr(each, "__get__") for each in (base.device, base.is_cuda, base.is_cpu)),
     ),
+    Reliance("torch.autograd.forward_ad", "the level is negative outside forward derivatives",
+             has=("_current_level", "unpack_dual")),
     Reliance(
         "torch.nn.parameter.UninitializedTensorMixin", "parameters of lazy modules are moved by the methods that it lists",
         has=("_allowed_methods",), holds=lambda mixin: torch.Tensor.copy_ in mixin._allowed_methods,

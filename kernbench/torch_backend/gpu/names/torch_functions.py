@@ -165,11 +165,29 @@ def _with_index(stock: Callable[..., Any]) -> Callable[..., Any]:
     def factory(*args: object, **kwargs: Any) -> Any:
         if type(kwargs.get("device")) is int:
             kwargs["device"] = torch.device("cuda", kwargs["device"])
+        if kwargs.get("out") is not None:
+            _leave_to_out(kwargs)
         if kwargs.get("pin_memory"):
             return pinned(stock(*args, **{**kwargs, "pin_memory": False}))
         return stock(*args, **kwargs)
 
     return factory
+
+
+def _leave_to_out(kwargs: dict[str, Any]) -> None:
+    """Replace the device that a factory is given, or that is the default, by that of ``out`` to C++, which compares them.
+
+    Raises RuntimeError, as torch does, if ``out`` is on another one."""
+    device = kwargs.get("device")
+    if device is None and torch._C._len_torch_function_stack():
+        device = default_device()
+    if device is None:
+        return
+    device, there = torch.device(device), kwargs["out"].device
+    if device.type != there.type or device.index not in (None, there.index):
+        raise RuntimeError(f"device type {device.type} does not match device type of out parameter ({there.type})")
+    if there.type == "cuda":
+        kwargs["device"] = torch.device("cpu")
 
 
 def _with_first_index(stock: Callable[..., object]) -> Callable[..., Any]:

@@ -9,7 +9,8 @@ A subclass that wraps tensors (DTensor, AsyncCollectiveTensor) is where they are
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -39,7 +40,8 @@ RELIES_ON = (
     Reliance("torch._C.TensorBase.numpy", "it shares the memory, whatever class of Python the tensor has",
              holds=lambda numpy: numpy(made := torch.zeros(1)).ctypes.data == made.data_ptr()),
     Reliance("torch._C._functorch", "what a transform has wrapped has no storage of its own", has=(
-        "is_functorch_wrapped_tensor", "get_unwrapped",
+        "is_functorch_wrapped_tensor", "get_unwrapped", "maybe_get_level", "peek_interpreter_stack",
+        "pop_dynamic_layer_stack", "push_dynamic_layer_stack", "is_batchedtensor",
     )),
     Reliance(
         "torch.distributed.tensor.DTensor.__tensor_flatten__", "it names the attributes of a wrapper that are tensors",
@@ -117,6 +119,24 @@ def components_of(tensor: torch.Tensor) -> list[torch.Tensor]:
 def is_wrapped_by_transform(tensor: torch.Tensor) -> bool:
     """Whether a tensor is what a transform of :mod:`torch.func` shows of one, and has no memory of its own."""
     return bool(_functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def is_batch(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is what ``torch.vmap`` shows of a batch of them."""
+    return bool(_functorch.is_batchedtensor(tensor))
+
+
+@contextmanager
+def beneath_transform(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """What a transform has wrapped; for the length of a block this transform, and those within it, do not see operations."""
+    level, layers = _functorch.maybe_get_level(tensor), []
+    while (top := _functorch.peek_interpreter_stack()) is not None and top.level() >= level:
+        layers.append(_functorch.pop_dynamic_layer_stack())
+    try:
+        yield _functorch.get_unwrapped(tensor)
+    finally:
+        while layers:
+            _functorch.push_dynamic_layer_stack(layers.pop())
 
 
 def is_sparse(tensor: torch.Tensor) -> bool:
