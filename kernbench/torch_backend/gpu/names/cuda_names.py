@@ -325,6 +325,7 @@ CUDA: dict[str, Any] = each_its_own({
     "get_device_name": get_device_name,
     "get_device_capability": get_device_capability,
     "get_device_properties": get_device_properties,
+    "_CudaDeviceProperties": GpuProperties,
     "can_device_access_peer": can_device_access_peer,
     "get_arch_list": get_arch_list,
     "Stream": streams.Stream,
