@@ -3,6 +3,7 @@ definition, cost by live lengths. The two differ in how fast their kernels are, 
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -12,8 +13,10 @@ from kernbench.compiled_operators.operators import Operators
 from kernbench.cost.by_values import CallOperands
 from kernbench.cost.ragged_attention import RaggedAttention, between
 from kernbench.cost.work import LEAST
-from kernbench.stand_ins.flash_attn._caches import Places
-from kernbench.stand_ins.flash_attn._sequences import attend_cached, attend_packed
+from kernbench.stand_ins.attention.caches import Places
+from kernbench.stand_ins.attention.definition import sequences
+from kernbench.stand_ins.attention.passes import backward_of_each
+from kernbench.stand_ins.attention.sequences import attend_cached, attend_packed
 
 Tensor = torch.Tensor
 
@@ -22,6 +25,9 @@ SCHEMAS = (
     f"cached(Tensor q, Tensor k, Tensor v, Tensor lengths, Tensor? rows, Tensor? pages, int fresh, {_HOW}) -> (Tensor, Tensor)",
     "packed(Tensor q, Tensor k, Tensor v, Tensor ends_q, Tensor? ends_k, Tensor? lengths, Tensor? pages, "
     f"{_HOW}) -> (Tensor, Tensor)",
+    "packed_gradients(Tensor given, Tensor q, Tensor k, Tensor v, Tensor out, Tensor sums, Tensor(a!) dq, Tensor(b!) dk, "
+    "Tensor(c!) dv, Tensor ends_q, Tensor ends_k, Tensor? lengths, float scale, bool causal, int left, int right, "
+    "float softcap) -> Tensor",
 )
 """Of both. ``scales``: of operands in eight bits, of queries, keys and values, each ``[sequences, heads of keys]``; or none."""
 
@@ -65,8 +71,38 @@ def packed(
     return _both(q, out if of_values is None else out * of_values[..., None], sums)
 
 
+def packed_gradients(
+    given: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor, dq: Tensor, dk: Tensor, dv: Tensor,
+    ends_q: Tensor, ends_k: Tensor, lengths: Tensor | None, scale: float, causal: bool, left: int, right: int,
+    softcap: float,
+) -> Tensor:  # fmt: skip
+    """Of :func:`packed`, of which it takes results and sums: writes the gradients; returns the sums of ``given * out``,
+    ``[heads, all queries]``."""
+    for each in (dk, dv):  # of keys that no sequence uses
+        each.zero_()
+    spans = sequences(ends_q, ends_k, lengths)
+    how = (scale, causal, left, right, softcap)
+    return backward_of_each(spans, given, q, k, v, out, sums, dq, dk, dv, None, how)
+
+
+def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    """What the backward pass of :func:`packed` wants."""
+    q, k, v, ends_q, ends_k, lengths, _, _, *how, _ = inputs
+    ctx.save_for_backward(q, k, v, *output, ends_q, ends_k, lengths)
+    ctx.how = how
+
+
+def _backward(ctx: Any, given: Tensor, _: Tensor, *, namespace: str) -> tuple[Any, ...]:
+    """Of :func:`packed`: its sums have no gradient, as in the package."""
+    q, k, v, out, sums, *ends = ctx.saved_tensors
+    gradients = [torch.empty_like(each) for each in (q, k, v)]
+    getattr(torch.ops, namespace).packed_gradients(given, q, k, v, out, sums, *gradients, *ends, *ctx.how)
+    return *gradients, *(None,) * 4, [], *(None,) * 6
+
+
 def _numbers(tensor: Tensor) -> Tensor:
-    return tensor.float() if tensor.dtype.itemsize == 1 else tensor
+    """As products of matrices have them, which are not rounded in between."""
+    return tensor.float() if tensor.dtype.itemsize < torch.float32.itemsize else tensor
 
 
 def _unscaled(q: Tensor, scales: list[Tensor]) -> tuple[Tensor, Tensor | None]:
@@ -99,6 +135,10 @@ def _of_packed(q: Tensor, v: Tensor, statistics: bool) -> tuple[Tensor, Tensor]:
     return q.new_empty(*q.shape[:-1], v.shape[-1], dtype=_written(q)), q.new_empty(
         (q.shape[1], q.shape[0]) if statistics else 0, dtype=torch.float32
     )
+
+
+def _of_gradients(sums: Tensor) -> Tensor:
+    return torch.empty_like(sums)
 
 
 @third.value
@@ -137,9 +177,8 @@ def _cached_lengths(operands: CallOperands) -> list[tuple[int, int]]:
 
 def _packed_lengths(operands: CallOperands) -> list[tuple[int, int]]:
     """By the sequences' ends; where they are not known, as if all were equally long."""
-    q, k, ends_q, ends_k, lengths, pages = (
-        operands[name] for name in ("q", "k", "ends_q", "ends_k", "lengths", "pages")
-    )
+    q, k, ends_q, ends_k, lengths = (operands[name] for name in ("q", "k", "ends_q", "ends_k", "lengths"))
+    pages = operands.get("pages")  # of no backward pass
     count = ends_q.shape[0] - 1
     room = (k.shape[1] * pages.shape[1] if pages is not None else k.shape[0] // max(count, 1)) if count else 0
     queries = [q.shape[0] // max(count, 1)] * count if ends_q.known is None else between(ends_q.known)
@@ -153,19 +192,24 @@ def _packed_lengths(operands: CallOperands) -> list[tuple[int, int]]:
 def _fill(table: Operators, variant: str) -> None:
     """Give the operators of a table their values, shapes and costs, of kernels that are as fast as those of ``variant``."""
 
-    def work(operands: CallOperands, lengths: list[tuple[int, int]]) -> RaggedAttention:
+    def work(operands: CallOperands, lengths: list[tuple[int, int]], *, gradient: bool) -> RaggedAttention:
         q, k, values, left = operands["q"], operands["k"], operands["v"].shape[-1], operands["left"]
         return RaggedAttention(
             tuple(lengths), q.shape[-2], k.shape[-2], q.shape[-1], q.format, operands["causal"], None if left < 0 else left,
-            variant, value_width=None if values == q.shape[-1] else values,
+            variant, gradient, value_width=None if values == q.shape[-1] else values,
         )  # fmt: skip
 
-    for name, value, shape, lengths in (
-        ("cached", cached, _of_cached, _cached_lengths), ("packed", packed, _of_packed, _packed_lengths),
+    for value, shape, lengths in (
+        (cached, _of_cached, _cached_lengths), (packed, _of_packed, _packed_lengths),
+        (packed_gradients, _of_gradients, _packed_lengths),
     ):  # fmt: skip
+        name, gradient = value.__name__, value is packed_gradients
         table.value(name)(value)
         table.shape(name)(shape)
-        table.cost(name)(lambda operands, lengths=lengths: work(operands, lengths(operands)))
+        table.cost(name)(
+            lambda operands, lengths=lengths, gradient=gradient: work(operands, lengths(operands), gradient=gradient)
+        )
+    table.gradient("packed", _keep, functools.partial(_backward, namespace=table.namespaces[0]))
 
 
 _fill(operators, OF_SECOND)

@@ -40,6 +40,7 @@ class Operators:
         self.shapes: dict[str, Callable[..., Any]] = {}
         self.costs: dict[str, Any] = {}
         self.programs: dict[str, Callable[..., Any]] = {}
+        self.gradients: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {}
 
     @property
     def computed(self) -> set[str]:
@@ -82,6 +83,11 @@ class Operators:
         :class:`~kernbench.cost.StatedWork`, or seconds."""
         return _kept(self.costs, what)
 
+    def gradient(self, name: str, keep: Callable[..., Any], backward: Callable[..., Any]) -> None:
+        """Have a function give the gradients of the operator of that name: ``keep(ctx, inputs, output)``, then ``backward(ctx,
+        *gradients)``, as of :func:`torch.library.register_autograd`. Without, the package's Python has the backward pass."""
+        self.gradients[name] = keep, backward
+
     def define(self, package: str, library: Path | None = None, python: Iterable[Path] = ()) -> list[str]:
         """Define them with torch, those of them that are not defined.
 
@@ -120,7 +126,11 @@ class Operators:
         program = self.programs.get(name)
         value = self.values.get(name) if program is None else program
         operator = LibraryOperator(qualified, package, value, self.shapes.get(name), launches=program is not None)
-        define(torch.library.Library(namespace, "FRAGMENT"), namespace, schema, operator)
+        library = torch.library.Library(namespace, "FRAGMENT")
+        define(library, namespace, schema, operator)
+        if name in self.gradients:
+            keep, backward = self.gradients[name]
+            torch.library.register_autograd(qualified, backward, setup_context=keep, lib=library)
         if name in self.costs:
             supply(operator_cost(qualified, CostByValues(self.costs[name]), f"the stand-in for {package}"))
 

@@ -17,7 +17,7 @@ from kernbench.compiled_operators.operators import Operators
 from kernbench.cost.by_values import CallOperands, SeenOperand
 from kernbench.cost.ragged_attention import RaggedAttention, between
 from kernbench.cost.work import LEAST
-from kernbench.stand_ins.flash_attn._attention import attend as attend_one
+from kernbench.stand_ins.attention.definition import attend as attend_one
 
 Tensor = torch.Tensor
 

@@ -39,6 +39,12 @@ class _Replaced(NamedTuple):
         return id(self.owner), self.name
 
 
+def replaced() -> list[tuple[Any, Any]]:
+    """What has another value now, and that value, oldest first."""
+    made = sorted((each for patches in _placed for each in patches._made), key=lambda each: each.number)
+    return [(each.stock, each.value) for each in made if each.stock is not _MISSING]
+
+
 class Patches:
     """Attributes of modules, classes and dictionaries that have another value until :meth:`undo`.
 

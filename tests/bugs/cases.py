@@ -98,6 +98,7 @@ BUGS = (
         options={"enable_data": False}),
     Bug(many.checkpoint_that_one_rank_finds, "KempnerInstitute/KempnerForge#49", _MISMATCH, "rank 1: barrier"),
     Bug(many.messages_before_all_have_met, "pytorch/pytorch#74701", _DEADLOCK, "rank 2: waits for store wait", ranks=3),
+    Bug(many.symmetric_sums_of_two_streams, "pytorch/pytorch#189228", _RACE, "all_reduce (its signals)", races=True),
     Bug(many.sum_that_another_stream_waits_for, "pytorch/pytorch#188655", _RACE, "the stream that waits for", races=True),
     Bug(one.choice_that_loads_both, "vllm-project/vllm-ascend#16275", _ACCESS, "reads element -1 of", mark="before", ranks=1),
     Bug(one.mask_of_a_longer_tensor, "triton-lang/triton#10336", _ACCESS, "reads element 6 of", mark="strided", ranks=1),

@@ -12,6 +12,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed import _symmetric_memory as symm_mem
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
@@ -383,3 +384,19 @@ def sum_that_another_stream_waits_for(fixed: bool) -> None:
         del gradient
     torch.full((1 << 20,), 2.0, device="cuda")  # here
     torch.cuda.synchronize()
+
+
+def symmetric_sums_of_two_streams(fixed: bool) -> None:
+    """Two halves of a symmetric buffer are summed on two streams, whose kernels wait for their peers by the same words."""
+    group = dist.group.WORLD.group_name
+    buffer = symm_mem.empty(64, device="cuda").fill_(1.0)
+    symm_mem.rendezvous(buffer, group)
+    first, second = torch.cuda.Stream(), torch.cuda.Stream()
+    first.wait_stream(torch.cuda.current_stream())
+    second.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(first):
+        torch.ops.symm_mem.one_shot_all_reduce(buffer[:32], "sum", group)
+    if fixed:
+        second.wait_stream(first)
+    with torch.cuda.stream(second):
+        torch.ops.symm_mem.one_shot_all_reduce(buffer[32:], "sum", group)  # here

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import itertools
 import math
 
 import pytest
@@ -233,3 +234,37 @@ def test_shapes_without_data():
         ctx.multiprocessing.spawn(worker, nprocs=1)
         assert not ctx.simulation.op_costs.unmodelled.operators
     assert seen == [((2, 3, 4, 16), torch.bfloat16, (2, 4, 3)), ((1, 3, 4, 8), (1, 3, 4))]
+
+
+@pytest.mark.parametrize("third", [True, False])
+def test_a_whole_step_compiles_to_a_kernel_each_way(third):
+    """As the packages, whose kernels are operators to Dynamo: no break of the graph, and nothing read on the host."""
+    ends = [0, 2, 6]
+    make = torch.Generator().manual_seed(3)
+    operand = torch.randn(6, 2, 8, generator=make)
+    found = {}
+
+    def step(q: Tensor, cut: Tensor) -> Tensor:
+        return module.flash_attn_varlen_func(q, q * 2, q + 1, cut, cut, 4, 4, causal=True, window_size=(1, 0))
+
+    def worker(rank: int) -> None:
+        cut = torch.tensor(ends, dtype=torch.int32).cuda()
+        for way in (step, torch.compile(step, backend="aot_eager", fullgraph=True)):
+            q = operand.cuda().requires_grad_()
+            way(q, cut).square().sum().backward()
+            with torch.no_grad():
+                found[way is step] = (q.grad.cpu(), way(q, cut).cpu())
+
+    with standing_in(["flash_attn"]), kernbench.simulate("dgx_h100") as ctx:
+        module = fa3 if third else importlib.import_module("flash_attn")
+        ctx.multiprocessing.spawn(worker, nprocs=1)
+        log = [each.name for each in ctx.simulation.engine.op_log.operations if "flash_attn" in each.name]
+    assert len(log) == 6
+    assert ["gradients" in each for each in log] == [False, True, False] * 2
+    q = operand.double().requires_grad_()
+    for begin, end in itertools.pairwise(ends):
+        each = q[None, begin:end]
+        defined(each, each * 2, each + 1, causal=True, window=(1, 0))[0].square().sum().backward()
+    for gradient, _ in found.values():
+        torch.testing.assert_close(gradient.double(), q.grad, rtol=1e-4, atol=1e-5)
+    assert torch.equal(found[True][1], found[False][1])

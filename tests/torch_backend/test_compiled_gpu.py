@@ -224,6 +224,37 @@ def test_tensor_parallel_layers_and_functional_collectives(run: Run, notes: list
     assert notes == []
 
 
+def _asks_of_gpus(x: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """What Dynamo knows by torch's own functions and classes, which have others in their place here."""
+    answers = (
+        torch.cuda.current_device(), torch.cuda.get_device_properties("cuda").multi_processor_count,
+        torch.cuda.get_device_properties(x.device).major, torch.cuda.is_available(), torch.cuda.is_initialized(),
+        torch.accelerator.current_device_index(), torch.accelerator.is_available(),
+    )  # fmt: skip
+    with torch.cuda.device(torch.cuda.current_device() ^ 1):
+        other = torch.cuda.current_device()
+    return x * sum(each * 7**at for at, each in enumerate(answers)), other
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_what_is_asked_of_gpus_is_constant(run: Run, backend: str) -> None:
+    def asked() -> tuple[list[float], int, bool]:
+        x = torch.ones(2, device="cuda", dtype=torch.float64)
+        compiled = torch.compile(_asks_of_gpus, backend=backend, fullgraph=True)
+        expected, found = _asks_of_gpus(x), compiled(x)
+        return (
+            found[0].tolist(),
+            found[1],
+            torch.equal(expected[0], found[0]) and torch.cuda.current_device() == x.device.index,
+        )
+
+    (first, other, equal), (second, another, also) = run(asked, 2)
+    assert equal
+    assert also
+    assert first != second
+    assert (other, another) == (1, 0)
+
+
 def test_graph_breaks_and_fullgraph_are_dynamos(run: Run) -> None:
     def body() -> Any:
         def broken(x: torch.Tensor) -> torch.Tensor:

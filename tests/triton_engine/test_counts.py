@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 from types import SimpleNamespace
 
@@ -18,6 +19,7 @@ from kernbench.triton_engine.counts import Counts
 from kernbench.triton_engine.duration import device_of, estimate
 from kernbench.triton_engine.introspect import lines_of
 from kernbench.triton_engine.launching import sampled_launches
+from kernbench.triton_engine.ops import atomics
 
 from .programs import scale_kernel, swizzled_matmul_kernel
 
@@ -134,6 +136,31 @@ def test_a_wave_does_not_know_addresses_that_floats_say(loops, read):
     assert record.counts.wave_read == read
     assert record.counts.bytes_read > 1.2 * record.counts.unique_bytes_read  # so a wave was looked at
     assert record.counts.programs == 64
+
+
+@triton.jit
+def adds_its_product_kernel(a, b, c):
+    offs = tl.arange(0, 16)
+    tile = offs[:, None] * 16 + offs[None, :]
+    tl.atomic_add(c + tl.program_id(0) * 256 + tile, tl.dot(tl.load(a + tile), tl.load(b + tile)))
+
+
+def test_a_wave_does_not_follow_updates_of_whole_tiles(monkeypatch):
+    """It has all programs of the grid at once, and says nothing of what they write."""
+    followed = []
+    stock = atomics.flat_elements
+
+    def flat_elements(batch, *rest):
+        followed.append(math.prod(batch.lanes))
+        return stock(batch, *rest)
+
+    monkeypatch.setattr(atomics, "flat_elements", flat_elements)
+    a, b, c = torch.ones(16, 16).half(), torch.ones(16, 16).half(), torch.zeros(64, 256)
+    with sampled_launches(device_of("cuda", "90")) as records:
+        adds_its_product_kernel[(64,)](a, b, c)
+    assert records[0].counts.wave_read == (2 * 16 * 16 * 2, 64)
+    assert followed
+    assert max(followed) < 64
 
 
 @pytest.mark.parametrize("error", [TypeError("of ours"), kernbench.KernbenchError("of ours")])

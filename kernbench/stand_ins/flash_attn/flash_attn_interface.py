@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import functools
 import importlib
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from ._attention import Tensor, Window, attend
-from ._caches import Places
-from ._passes import backward_pass, forward_pass, varlen_backward_pass, varlen_forward_pass
-from ._sequences import attend_cached, attend_packed
+from kernbench.stand_ins.attention.caches import Places
+from kernbench.stand_ins.attention.definition import Tensor, Window, attend
+from kernbench.stand_ins.attention.passes import backward_pass, forward_pass, varlen_backward_pass, varlen_forward_pass
+from kernbench.stand_ins.attention.sequences import attend_cached, attend_packed
 
 _NO_WINDOW = (-1, -1)
+
+importlib.import_module("flash_attn._kernels")  # not when one is called, which Dynamo would have to trace
 
 _flash_attn_forward, _flash_attn_backward = forward_pass, backward_pass
 _flash_attn_varlen_forward, _flash_attn_varlen_backward = varlen_forward_pass, varlen_backward_pass
@@ -24,11 +24,10 @@ def _given(out: Tensor, statistics: Tensor | None) -> Any:
     return out if statistics is None else (out, statistics, None)
 
 
-@functools.cache
-def _kernel(name: str) -> Callable[..., tuple[Tensor, Tensor]]:
-    """An operator that is one kernel to the simulation (``kernbench.compiled_operators.flash_attn``)."""
-    importlib.import_module("flash_attn._kernels")
-    return torch.no_grad()(getattr(torch.ops.flash_attn, name))
+def _kernel(name: str, *args: Any) -> Any:
+    """Call an operator that is one kernel to the simulation (``kernbench.compiled_operators.flash_attn``)."""
+    with torch.no_grad():
+        return getattr(torch.ops.flash_attn, name)(*args)
 
 
 def _scale(q: Tensor, scale: float | None) -> float:
@@ -67,18 +66,18 @@ def flash_attn_varlen_func(
 ) -> Any:  # fmt: skip
     """Attention of sequences that lie one after the other: ``q`` ``[all queries, heads, size]``.
 
-    Without gradients, dropout and slopes it is one kernel; else the sequences' ends are read on the host, and each sequence
-    is a call of its own.
+    It is one kernel, and with gradients another one. With dropout, slopes, or gradients of keys in pages the sequences' ends
+    are read on the host, and each sequence is a call of its own.
 
     Args:
         k, v: ``[all keys, heads, size]``; with a ``block_table`` ``[sequences, pages of each]``, the pages of a cache,
             ``[pages, page, heads, size]``.
     """
     learns = torch.is_grad_enabled() and any(each.requires_grad for each in (q, k, v))
-    if not (learns or dropout_p or alibi_slopes is not None):
-        out, sums = _kernel("packed")(
+    if not (dropout_p or alibi_slopes is not None or (learns and block_table is not None)):
+        out, sums = torch.ops.flash_attn.packed(
             q, k, v, cu_seqlens_q, cu_seqlens_k, None, block_table, [], _scale(q, softmax_scale), causal, *window_size,
-            softcap, return_attn_probs,
+            softcap, learns or return_attn_probs,
         )  # fmt: skip
         return _given(out, sums if return_attn_probs else None)
     return _given(*attend_packed(
@@ -132,8 +131,8 @@ def flash_attn_with_kvcache(
         places.write(k_cache, k, lengths)
         places.write(v_cache, v, lengths)
     if alibi_slopes is None:
-        out, sums = _kernel("cached")(
-            q, k_cache, v_cache, lengths, cache_batch_idx, block_table, fresh, [], _scale(q, softmax_scale), causal,
+        out, sums = _kernel(
+            "cached", q, k_cache, v_cache, lengths, cache_batch_idx, block_table, fresh, [], _scale(q, softmax_scale), causal,
             *window_size, softcap, return_softmax_lse,
         )  # fmt: skip
         return (out, sums) if return_softmax_lse else out

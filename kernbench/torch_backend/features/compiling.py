@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from pkgutil import iter_modules
-from types import FrameType, ModuleType
+from types import BuiltinFunctionType, FrameType, FunctionType, ModuleType
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from kernbench.torch_backend.gpu.device.devices import current_device
 from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.gpu.kernels import fused_attention
 from kernbench.torch_backend.hollow.assumed_numbers import as_plain_numbers
-from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.patches import Patches, replaced
 from kernbench.torch_backend.relies_on import Reliance
 
 MODULE = "torch._dynamo"
@@ -45,6 +45,18 @@ _TENSORS = "torch._dynamo.variables.tensor"
 
 _PLACES = ("method_attr_device", "method_get_device")
 """Where Dynamo is asked which GPU a tensor is on."""
+
+_CONTEXTS, _BLOCKS = "torch._dynamo.variables.ctx_manager", "_device_context_manager_map"
+
+_EXCHANGES = ("_exchange_fn", "_maybe_exchange_fn")
+"""What its variables for blocks with a GPU of their own enter and leave these by."""
+
+_KEYED = (
+    (_VARIABLES, "constant_fold_functions"), (_VARIABLES, "constant_fold_functions_need_guards"),
+    (_CONTEXTS, _BLOCKS),
+    ("torch._dynamo.variables.streams", "_stream_fn_to_variable_cls"), ("torch._dynamo.utils", "common_constant_types"),
+)  # fmt: skip
+"""Tables of Dynamo's, of what it knows by the function or class itself."""
 
 _INNER = "_torchdynamo_orig_backend"
 
@@ -89,6 +101,9 @@ RELIES_ON = (
              "so do results of functions, each of which is asked it when it is called", parameters=("self",)),
     *(Reliance(f"{_TENSORS}.TensorVariable.{name}", "where a tensor is becomes a constant", parameters=("self", "tx"))
       for name in _PLACES),
+    *(Reliance(f"{module}.{name}", "by functions and classes of torch's it knows what they give",
+               holds=lambda table: isinstance(table, dict | set)) for module, name in _KEYED),
+    Reliance(f"{_CONTEXTS}.CUDADeviceVariable", "it exchanges GPUs by these", has=_EXCHANGES),
     Reliance("torch._TorchCompileInductorWrapper", "it is the backend where Inductor compiles"),
     Reliance("torch._dynamo.convert_frame.CatchErrorsWrapper.__init__", "what is put around a backend names that so",
              holds=lambda init: _INNER in init.__code__.co_names),
@@ -122,7 +137,29 @@ def install(patches: Patches, module: ModuleType) -> None:
 
     patches.set(module.eval_frame, "set_fullgraph_compiled_frame_count", count)
     _compile_aside(patches)
+    _know_replaced(patches)
     forget_names()
+
+
+def _know_replaced(patches: Patches) -> None:
+    """Let Dynamo take what stands in the place of torch's functions and classes for what it knows these to be: constants, for
+    one. The entries remain, as their keys do."""
+    exchanging = set(vars(sys.modules[_CONTEXTS])[_BLOCKS].values())
+    tables: list[Any] = [vars(sys.modules[module])[name] for module, name in _KEYED]
+    for stock, value in replaced():
+        if not isinstance(stock, FunctionType | BuiltinFunctionType | type):
+            continue
+        for table in tables:
+            if stock not in table:
+                continue
+            if not isinstance(table, set):
+                table[value] = table[stock]
+            elif isinstance(value, type):
+                table.add(value)
+        for variable in exchanging:
+            for name in _EXCHANGES:
+                if getattr(variable, name) is stock:
+                    patches.set(variable, name, staticmethod(value))
 
 
 def _ask_masks(patches: Patches) -> None:

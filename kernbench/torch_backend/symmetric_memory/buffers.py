@@ -22,13 +22,13 @@ from kernbench.simulation.matching.groups import Communicator
 from kernbench.simulation.order.shadow_memory import allocated, forget
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.values.known_values import keep
-from kernbench.torch_backend.gpu.tensors.placement import block_of, place_shared
+from kernbench.torch_backend.gpu.tensors.placement import place_shared
 from kernbench.torch_backend.modes import plain_torch
 from kernbench.torch_backend.operations.filling import fill_fresh
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 from kernbench.torch_backend.symmetric_memory import operations as symmetric_ops
-from kernbench.torch_backend.symmetric_memory.handle import FarPart, Handle, Part
+from kernbench.torch_backend.symmetric_memory.handle import ATTRIBUTE, FarPart, Handle, Part, part_of
 from kernbench.triton_engine.signals import Words
 
 if TYPE_CHECKING:
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 MODULE = symmetric_ops.MODULE
 
 BACKENDS = ("CUDA", "NVSHMEM", "NCCL")
-
-_ATTRIBUTE = "_kernbench_symmetric"
 
 
 _OWN_REFERENCES = 2  # to the storage of a persistent allocation: of the tensor that keeps it, and of its Python object
@@ -209,7 +207,7 @@ class SymmetricMemory:
         self._place(flat, where)
         self._undefine(_view(storage, dtype, size, stride))
         setattr(
-            storage, _ATTRIBUTE, Part(self.rank(), self.devices.number(where), storage, self._pad(where), group_name)
+            storage, ATTRIBUTE, Part(self.rank(), self.devices.number(where), storage, self._pad(where), group_name)
         )
         self._allocated = self.simulation.kernels.memory.signals = True
         if alloc_id is not None:
@@ -315,13 +313,6 @@ class SymmetricMemory:
         """Remember the writers of its words."""
         allocation = self.simulation.storages.allocation_of(tensor, self.simulation.hosts.current(), name)
         allocation.words = Words(allocation.sip)
-
-
-def part_of(tensor: torch.Tensor) -> Part | None:
-    """The allocation of symmetric memory that a tensor is in, if it is in one."""
-    if block_of(tensor) is None:
-        return None
-    return getattr(tensor.untyped_storage(), _ATTRIBUTE, None)
 
 
 def _bytes_of(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> int:

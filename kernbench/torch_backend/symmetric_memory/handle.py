@@ -14,12 +14,13 @@ from typing import Any
 import torch
 
 from kernbench.errors import KernbenchError
+from kernbench.order.shadow import Shadow
 from kernbench.sim_engine.operation import Operation
 from kernbench.simulation.launches.signal_launch import Swap, submit_signals
 from kernbench.simulation.matching.groups import Communicator
 from kernbench.simulation.ranks.locations import user_location
 from kernbench.simulation.simulation import Simulation
-from kernbench.torch_backend.gpu.tensors.placement import values_of
+from kernbench.torch_backend.gpu.tensors.placement import block_of, values_of
 from kernbench.torch_backend.process_groups.group import SimProcessGroup
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -38,6 +39,9 @@ _NOWHERE = 0
 """The address of a buffer in another process: a kernel that goes there is refused."""
 
 
+ATTRIBUTE = "_kernbench_symmetric"
+
+
 class Part:
     """One rank's allocation: its buffer and its signal pad.
 
@@ -49,6 +53,7 @@ class Part:
         group_name: of the group that it was allocated for, if one was named.
         meetings: per group, all members' parts, once they have met.
         tables: per group, the tables of addresses that kernels read.
+        turns: which operations of torch's have used the pad's first channels, where races are looked for.
     """
 
     def __init__(self, rank: int | None, device: int, storage: Any, pad: torch.Tensor, group_name: str | None) -> None:
@@ -59,6 +64,7 @@ class Part:
         self.group_name = group_name
         self.meetings: dict[Communicator, Sequence[Part | FarPart]] = {}
         self.tables: dict[tuple[Communicator, str], torch.Tensor] = {}
+        self.turns: Shadow | None = None
         self._storage = weakref.ref(storage)  # which has this as an attribute
 
     def storage(self) -> Any:
@@ -70,6 +76,13 @@ class Part:
                 "a handle) on every rank for as long as any of them uses it"
             )
         return storage
+
+
+def part_of(tensor: torch.Tensor) -> Part | None:
+    """The allocation of symmetric memory that a tensor is in, if it is in one."""
+    if block_of(tensor) is None:
+        return None
+    return getattr(tensor.untyped_storage(), ATTRIBUTE, None)
 
 
 class FarPart:

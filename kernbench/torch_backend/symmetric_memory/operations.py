@@ -18,6 +18,8 @@ import torch
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.cost.work import LEAST, stated_cost
 from kernbench.errors import KernbenchError
+from kernbench.order.regions import ByteRegion
+from kernbench.order.shadow import Shadow
 from kernbench.simulation.matching.groups import Communicator, Signature
 from kernbench.simulation.order.kernel_order import SignalOrder
 from kernbench.simulation.ranks.locations import user_location
@@ -27,6 +29,7 @@ from kernbench.torch_backend.gpu.tensors.placement import values_of
 from kernbench.torch_backend.operations.recorder import open_recorder
 from kernbench.torch_backend.process_groups.group import SimProcessGroup
 from kernbench.torch_backend.relies_on import Reliance
+from kernbench.torch_backend.symmetric_memory.handle import part_of
 from kernbench.triton_engine.memory import write_epoch
 from kernbench.triton_engine.signals import WORD, Party, Words
 
@@ -325,10 +328,24 @@ class _Operations:
             raise RuntimeError(f"{name}: the tensor must be in symmetric memory: allocate it with symm_mem.empty")
         if not tensor.is_contiguous():
             raise RuntimeError(f"{name}: the tensor must be contiguous")
+        self._take_turn(name, tensor)
         import torch.distributed.distributed_c10d as c10d
 
         group: Any = c10d._resolve_process_group(c10d.GroupName(group_name))
         return group
+
+    def _take_turn(self, name: str, tensor: torch.Tensor) -> None:
+        """Note that the current stream uses the signal pad, where races are looked for: an operation of another stream must
+        come after, because both wait for the same words of their peers."""
+        host = self._simulation.hosts.current()
+        order, part = host.order, part_of(tensor)
+        if order is None or part is None or host.capture is not None:
+            return
+        access = order.access(order.enqueued(host.stream).strand, f"{name} (its signals)")
+        if part.turns is None:
+            part.turns = Shadow(order.report, WORD)
+            part.turns.made, part.turns.tensor = access, (torch.uint32, (1,))
+        part.turns.write(access, ByteRegion(0, WORD))
 
     def _require_multicast(self, name: str) -> None:
         if not self._simulation.topology.system.sips.reduces_in_switch:

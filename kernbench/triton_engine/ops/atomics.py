@@ -173,6 +173,8 @@ def _atomic_rmw(info: OpInfo) -> Callable[..., Value]:
 
     def run(batch: Batch, p: Ptr, value: Any, mask: object = True) -> Value:
         _meet(batch, info)
+        if batch.execution.wave is not None and not (want_old and ty.is_int):
+            return 0 if ty.is_int else 0.0  # as stores, and loads of floats, are there
         count = prod(batch.lanes) * prod(tile)
         if mask is False or (type(mask) is int and not mask):
             return 0 if ty.is_int else 0.0

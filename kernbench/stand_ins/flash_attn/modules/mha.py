@@ -9,7 +9,8 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from .._attention import Tensor, Window
+from kernbench.stand_ins.attention.definition import Tensor, Window
+
 from ..flash_attn_interface import (
     flash_attn_kvpacked_func,
     flash_attn_qkvpacked_func,

@@ -5,24 +5,27 @@ How work is split over a GPU (``num_splits``, ``pack_gqa``, ``sm_margin``, ``sch
 
 from __future__ import annotations
 
-import functools
 import importlib
-from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from kernbench.stand_ins.flash_attn._attention import Tensor, Window, attend
-from kernbench.stand_ins.flash_attn._caches import Places
-from kernbench.stand_ins.flash_attn._sequences import attend_packed
+from kernbench.stand_ins.attention.caches import Places
+from kernbench.stand_ins.attention.definition import Tensor, Window, attend
 
 _NO_WINDOW = (-1, -1)
 
+importlib.import_module("flash_attn_3._C")  # not when one is called, which Dynamo would have to trace
 
-@functools.cache
-def _kernel(name: str) -> Callable[..., Any]:
-    importlib.import_module("flash_attn_3._C")
-    return torch.no_grad()(getattr(torch.ops.flash_attn_3, name))
+
+def _kernel(name: str, *args: Any) -> Any:
+    """Call an operator that is one kernel to the simulation (``kernbench.compiled_operators.flash_attn``)."""
+    with torch.no_grad():
+        return getattr(torch.ops.flash_attn_3, name)(*args)
+
+
+def _learns(*tensors: Tensor) -> bool:
+    return torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
 
 
 def _refuse(name: str, **given: object) -> None:
@@ -38,10 +41,6 @@ def _scales(q: Tensor, k: Tensor, sequences: int, given: tuple[Tensor | None, ..
         return []
     one = torch.ones(sequences, k.shape[-2], dtype=torch.float32, device=q.device)
     return [one if each is None else each for each in given]
-
-
-def _learns(*tensors: Tensor) -> bool:
-    return torch.is_grad_enabled() and any(each.requires_grad for each in tensors)
 
 
 def _refuse_to_learn(name: str, scales: list[Tensor]) -> None:
@@ -65,8 +64,8 @@ def flash_attn_func(
     scales = _scales(q, k, len(q), (q_descale, k_descale, v_descale))
     if not _learns(q, k, v):
         lengths = torch.full((len(q),), k.shape[1], dtype=torch.int32, device=q.device)
-        out, sums = _kernel("cached")(
-            q, k, v, lengths, None, None, 0, scales, _scale(q, softmax_scale), causal, *window_size, softcap,
+        out, sums = _kernel(
+            "cached", q, k, v, lengths, None, None, 0, scales, _scale(q, softmax_scale), causal, *window_size, softcap,
             return_attn_probs,
         )  # fmt: skip
     else:
@@ -119,21 +118,17 @@ def flash_attn_varlen_func(
 ) -> Any:  # fmt: skip
     """Attention of sequences that lie one after the other: ``q`` ``[all queries, heads, size]``, keys likewise.
 
-    Without gradients it is one kernel; else the sequences' ends are read on the host, and each is a call of its own.
+    It is one kernel, and with gradients another one.
     """
     _refuse("flash_attn_varlen_func", qv=qv, attention_chunk=attention_chunk, seqused_q=seqused_q)
     scales = _scales(q, k, len(cu_seqlens_q) - 1, (q_descale, k_descale, v_descale))
-    if _learns(q, k, v):
+    learns = _learns(q, k, v)
+    if learns:
         _refuse_to_learn("flash_attn_varlen_func", scales)
-        out, sums = attend_packed(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, None, lengths=seqused_k, scale=softmax_scale, causal=causal,
-            window=window_size, softcap=softcap, statistics=return_attn_probs,
-        )  # fmt: skip
-    else:
-        out, sums = _kernel("packed")(
-            q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, None, scales, _scale(q, softmax_scale), causal, *window_size,
-            softcap, return_attn_probs,
-        )  # fmt: skip
+    out, sums = torch.ops.flash_attn_3.packed(
+        q, k, v, cu_seqlens_q, cu_seqlens_k, seqused_k, None, scales, _scale(q, softmax_scale), causal, *window_size, softcap,
+        learns or return_attn_probs,
+    )  # fmt: skip
     return (out, sums) if return_attn_probs else out
 
 
@@ -142,7 +137,7 @@ def flash_attn_combine(
 ) -> tuple[Tensor, Tensor]:
     """Attention over all keys, of that over parts of them, ``[parts, batch, queries, heads, size]`` and ``[parts, batch,
     queries, heads]``, both in float32."""
-    whole, sums = _kernel("combined")(out_partial, lse_partial, out_dtype or torch.float32)
+    whole, sums = _kernel("combined", out_partial, lse_partial, out_dtype or torch.float32)
     return (whole if out is None else out.copy_(whole)), sums
 
 
@@ -181,13 +176,13 @@ def flash_attn_with_kvcache(
     scales = _scales(q, k_cache, sequences, (q_descale, k_descale, v_descale))
     how = (scales, _scale(q, softmax_scale), causal, *window_size, softcap, return_softmax_lse)
     if cu_seqlens_q is None:
-        out, sums = _kernel("cached")(q, k_cache, v_cache, lengths, cache_batch_idx, page_table, fresh, *how)
+        out, sums = _kernel("cached", q, k_cache, v_cache, lengths, cache_batch_idx, page_table, fresh, *how)
     else:
         if page_table is None:  # each sequence's row is its one page
             rows = torch.arange(sequences, device=q.device) if cache_batch_idx is None else cache_batch_idx
             page_table = rows[:, None]
-        out, sums = _kernel("packed")(
-            q, k_cache, v_cache, cu_seqlens_q, None, lengths + fresh if fresh else lengths, page_table, *how
+        out, sums = _kernel(
+            "packed", q, k_cache, v_cache, cu_seqlens_q, None, lengths + fresh if fresh else lengths, page_table, *how
         )
     parts = q.new_empty(0, dtype=torch.float32)  # of keys that are split, which they are not
     return (out, sums, parts, parts) if return_softmax_lse else out
@@ -202,5 +197,5 @@ def get_scheduler_metadata(
     sm_margin: int = 0,
 ) -> Tensor:  # fmt: skip
     """How the kernel is to split its work: numbers that mean nothing here."""
-    found: Tensor = _kernel("plan")(cache_seqlens)
+    found: Tensor = _kernel("plan", cache_seqlens)
     return found

@@ -24,7 +24,7 @@ from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.gpu.device.software_versions import CUDNN, architectures, nccl_version
 from kernbench.torch_backend.gpu.device.visible_devices import uuid_of
 from kernbench.torch_backend.gpu.memory import memory_pools
-from kernbench.torch_backend.gpu.names import cuda_comm, cuda_graphs, cuda_runtime
+from kernbench.torch_backend.gpu.names import cuda_comm, cuda_graphs, cuda_runtime, source_kernels
 from kernbench.torch_backend.gpu.tensors.placement import is_wrapped_by_transform
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance, fit
@@ -325,6 +325,7 @@ CUDA: dict[str, Any] = each_its_own({
     "get_device_name": get_device_name,
     "get_device_capability": get_device_capability,
     "get_device_properties": get_device_properties,
+    "_CudaDeviceProperties": GpuProperties,
     "can_device_access_peer": can_device_access_peer,
     "get_arch_list": get_arch_list,
     "Stream": streams.Stream,
@@ -353,6 +354,7 @@ CUDA: dict[str, Any] = each_its_own({
     "current_blas_handle": current_blas_handle,
     "MemPool": memory_pools.MemPool,
     "use_mem_pool": memory_pools.use_mem_pool,
+    "_compile_kernel": source_kernels.compile_kernel,
     **cuda_graphs.CUDA_GRAPHS,
 })  # fmt: skip
 """``torch.cuda``'s attributes."""

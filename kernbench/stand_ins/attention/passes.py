@@ -10,7 +10,15 @@ import math
 
 import torch
 
-from ._attention import Tensor, attend, right_of, seen_keys, sequences, slopes_bias, slopes_of
+from kernbench.stand_ins.attention.definition import (
+    Tensor,
+    attend,
+    right_of,
+    seen_keys,
+    sequences,
+    slopes_bias,
+    slopes_of,
+)
 
 
 def _refuse_dropout(dropout_p: float) -> None:
@@ -49,7 +57,8 @@ def backward_pass(
         scale = q.shape[-1] ** -0.5 if softmax_scale is None else softmax_scale
         heads, groups = q.shape[2], q.shape[2] // k.shape[2]
         right = right_of(window_size_right, causal)
-        queries, keys, values, given, gave = (each.transpose(1, 2).float() for each in (q, k, v, dout, out))
+        wide = torch.promote_types(q.dtype, torch.float32)
+        queries, keys, values, given, gave = (each.transpose(1, 2).to(wide) for each in (q, k, v, dout, out))
         keys, values = (each.repeat_interleave(groups, dim=1) for each in (keys, values))
         seen, distance = seen_keys(q.shape[1], k.shape[1], k.shape[1], window_size_left, right, q.device)
         scores = (queries @ keys.transpose(-1, -2)) * scale
@@ -86,6 +95,12 @@ def varlen_forward_pass(
             "The stand-in for flash_attn has block_table, leftpad_k and seqused_k not in _flash_attn_varlen_forward: "
             "use flash_attn_varlen_func or flash_attn_with_kvcache for caches in pages."
         )
+    _refuse_dropout(dropout_p)
+    if alibi_slopes is None:
+        how = (_scale(q, softmax_scale), causal, window_size_left, window_size_right, softcap)
+        with torch.no_grad():
+            out, sums = torch.ops.flash_attn.packed(q, k, v, cu_seqlens_q, cu_seqlens_k, None, None, [], *how, True)
+        return out, sums, None, None
     out, sums = torch.zeros_like(q), q.new_zeros((q.shape[1], q.shape[0]), dtype=torch.float32)
     for at, (q0, q1, k0, k1) in enumerate(sequences(cu_seqlens_q, cu_seqlens_k)):
         part, logs, *_ = forward_pass(
@@ -104,14 +119,35 @@ def varlen_backward_pass(
     rng_state: Tensor | None = None, zero_tensors: bool = False,
 ) -> Tensor:  # fmt: skip
     """Of sequences behind each other: writes the gradients; returns the sums of ``dout * out``, ``[heads, queries of all]``."""
-    total = torch.zeros_like(softmax_lse)
-    for at, (q0, q1, k0, k1) in enumerate(sequences(cu_seqlens_q, cu_seqlens_k)):
+    _refuse_dropout(dropout_p)
+    how = (_scale(q, softmax_scale), causal, window_size_left, window_size_right, softcap)
+    if alibi_slopes is None:
+        dq, dk, dv = (torch.empty_like(of) if into is None else into for into, of in ((dq, q), (dk, k), (dv, v)))
+        total: Tensor = torch.ops.flash_attn.packed_gradients(
+            dout, q, k, v, out, softmax_lse, dq, dk, dv, cu_seqlens_q, cu_seqlens_k, None, *how
+        )
+        return total
+    spans = sequences(cu_seqlens_q, cu_seqlens_k)
+    return backward_of_each(spans, dout, q, k, v, out, softmax_lse, dq, dk, dv, alibi_slopes, how)
+
+
+def backward_of_each(
+    spans: list[tuple[int, int, int, int]], dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, sums: Tensor,
+    dq: Tensor | None, dk: Tensor | None, dv: Tensor | None, alibi: Tensor | None,
+    how: tuple[float, bool, int, int, float],
+) -> Tensor:  # fmt: skip
+    """:func:`backward_pass` of each sequence (``definition.sequences``), ``how`` from its scale on."""
+    total = torch.zeros_like(sums)
+    for at, (q0, q1, k0, k1) in enumerate(spans):
         total[:, q0:q1] = backward_pass(
-            dout[None, q0:q1], q[None, q0:q1], k[None, k0:k1], v[None, k0:k1], out[None, q0:q1],
-            softmax_lse[None, :, q0:q1], _part(dq, q0, q1), _part(dk, k0, k1), _part(dv, k0, k1), dropout_p,
-            softmax_scale, causal, window_size_left, window_size_right, softcap, slopes_of(alibi_slopes, at),
+            dout[None, q0:q1], q[None, q0:q1], k[None, k0:k1], v[None, k0:k1], out[None, q0:q1], sums[None, :, q0:q1],
+            _part(dq, q0, q1), _part(dk, k0, k1), _part(dv, k0, k1), 0.0, *how, slopes_of(alibi, at),
         )[0]  # fmt: skip
     return total
+
+
+def _scale(q: Tensor, scale: float | None) -> float:
+    return float(q.shape[-1] ** -0.5) if scale is None else scale
 
 
 def _part(into: Tensor | None, begin: int, end: int) -> Tensor | None:

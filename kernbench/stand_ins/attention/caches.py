@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from ._attention import Tensor
+from kernbench.stand_ins.attention.definition import Tensor
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from ._attention import Tensor, attend, sequences, slopes_of
-from ._caches import Places
+from kernbench.stand_ins.attention.caches import Places
+from kernbench.stand_ins.attention.definition import Tensor, attend, sequences, slopes_of
 
 
 def attend_packed(
