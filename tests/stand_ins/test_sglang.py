@@ -24,7 +24,17 @@ from kernbench.compiled_operators.sglang.prefixes import prefer_python
 from kernbench.compiled_operators.sglang.requests import carry_times, observe
 from kernbench.trace.serving_figures import serving_result
 from tests.stand_ins.arrays import DTYPES, close, drawn, numbers
-from tests.stand_ins.test_vllm import LENGTHS, PAGE, QUERIES, _gelu, _gelu_tanh, _paged, _silu, attended
+from tests.stand_ins.test_vllm import (
+    LENGTHS,
+    PAGE,
+    QUERIES,
+    _gelu,
+    _gelu_tanh,
+    _paged,
+    _silu,
+    attended,
+    left_by_weak_references,
+)
 
 # as sglang-kernel 0.4.10's wheel has them in its libraries
 SCHEMAS = {
@@ -65,6 +75,7 @@ def operators() -> None:
         known = getattr(library, name)
         operators = Operators("kernbench_test_sgl", schemas=re.split(r"\n(?=\w)", schemas.strip()))
         operators.values, operators.shapes, operators.costs = known.values, known.shapes, known.costs
+        operators.programs = known.programs
         operators.define("sgl_kernel 0.4.10")
     kernels.operators.define("sglang 0.5.23")
 
@@ -500,3 +511,8 @@ def test_requests_and_steps_are_reported() -> None:
     assert [(each.prompt_tokens, each.generated_tokens, each.ended) for each in found.values()] == [(5, 2, True)] * 2
     assert [each.arrived for each in found.values()] == pytest.approx([0.5, 1.0], abs=1e-3)
     assert [each.first_token for each in found.values()] == pytest.approx([1.5, 1.5], abs=1e-3)
+
+
+@pytest.mark.parametrize("data", [True, False])
+def test_weak_references_of_graphs_hold_nothing(data: bool) -> None:
+    assert left_by_weak_references(op("weak_ref_tensor"), data) == 1024

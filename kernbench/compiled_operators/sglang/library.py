@@ -14,6 +14,7 @@ from kernbench.compiled_operators.operators import Operators
 from kernbench.compiled_operators.paged_attention import flash_attention_3
 from kernbench.cost.by_values import CallOperands
 from kernbench.cost.work import StatedWork
+from kernbench.torch_backend.gpu.memory.captured_memory import weak_reference
 
 Tensor = torch.Tensor
 
@@ -180,15 +181,10 @@ def _keep(probs: Tensor, into: Tensor, kept: Tensor) -> None:
 for _name in ("top_k_renorm_probs", "top_p_renorm_probs"):
     common.cost(_name)(moving("probs", "probs", "renorm_probs"))
 
-# -- what is the same tensor ----------------------------------------------------------------------------------------------
+# -- memory of graphs ----------------------------------------------------------------------------------------------
 
 
-@common.value
+@common.program
 def weak_ref_tensor(tensor: Tensor) -> Tensor:
-    """The same tensor."""
-    return tensor
-
-
-@common.cost("weak_ref_tensor")
-def _of_weak_ref(operands: CallOperands) -> float:
-    return 0.0
+    """A tensor in the same memory, which does not keep it."""
+    return weak_reference(tensor)
