@@ -24,10 +24,10 @@ class CustomAllReduceV2:
 
     max_push_size, max_pull_size, pull_enabled = 1 << 10, 1 << 12, True
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: Any, push_blocks: int = 6, pull_blocks: int = 4) -> None:
         self.group, self.device = group, torch.device("cuda", torch.cuda.current_device())
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
-        self.config: Any = _Config(num_pull_blocks=4, num_push_blocks=6, num_mc_blocks=2)
+        self.config: Any = _Config(num_pull_blocks=pull_blocks, num_push_blocks=push_blocks, num_mc_blocks=2)
         self._graph_inputs = [(1, 2)]
         self._init_workspace()
         self._register_graph_inputs()
@@ -86,3 +86,25 @@ def test_values_of_the_members(isolation: Any) -> None:
     posted = [str((each.detail or {}).get("algorithm")) for each in log]
     own = [each for each in posted if each in {*_ALGORITHMS.values(), _IN_SWITCH, _GATHERED_IN_SWITCH}]
     assert own == [*(each for each in _ALGORITHMS.values() for _ in "12"), _IN_SWITCH, *[_GATHERED_IN_SWITCH] * 2]
+
+
+def _timed(rank: int) -> None:
+    torch.cuda.set_device(rank)
+    dist.init_process_group("cpu:gloo,cuda:nccl")
+    group = dist.new_group(backend="gloo")
+    comm, narrow = CustomAllReduceV2(group, 132, 64), CustomAllReduceV2(group, 36, 36)
+    mine = torch.empty(1 << 23, dtype=torch.bfloat16, device="cuda")
+    for each, name in ((comm, "1shot_push"), (comm, "1shot_pull"), (narrow, "1shot_push")):
+        OWN.custom_all_reduce(each.obj, mine, SimpleNamespace(algo_name=name))  # type: ignore[attr-defined]
+    dist.all_reduce(mine)
+
+
+def test_many_blocks_fill_the_links() -> None:
+    """16 MiB between two GPUs of Hopper: SGLang's tables, which were tuned there, take what pushes in one step, not NCCL's."""
+    with kernbench.simulate("dgx_h100", enable_data=False) as ctx:
+        ctx.multiprocessing.spawn(_timed, nprocs=2)
+        log = [each for each in ctx.engine.op_log.operations if each.rank == 0 and each.kind == "collective"]
+    took = [each.end - each.start for each in log if each.end - each.start > 2e-5]
+    push, pull, narrow, library = took
+    assert push < pull < library < narrow
+    assert push > (1 << 24) / 450e9

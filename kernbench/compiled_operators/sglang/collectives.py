@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from kernbench.ccl.reduce_op import ReduceOp
+from kernbench.cost.peer_access import BLOCK_THREADS, FEW_BLOCKS
 from kernbench.errors import KernbenchError
 from kernbench.simulation.matching.groups import Communicator, Signature
 from kernbench.torch_backend.symmetric_memory.buffers import SymmetricMemory, current
@@ -27,6 +28,9 @@ _ALGORITHMS = {
 }  # fmt: skip
 """By SGLang's names."""
 
+_VECTOR, _MOST_THREADS = 16, 1024
+"""Bytes that a thread loads at once, and threads of a block where there is enough to do."""
+
 _IN_SWITCH, _GATHERED_IN_SWITCH = "multimem_allreduce", "nvls_allgather"
 
 
@@ -35,10 +39,12 @@ class _Group:
 
     Attributes:
         rank, world_size: of the caller, and how many there are.
+        push_blocks, pull_blocks: most that a kernel runs on which writes to its peers, or reads from them.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
+    def __init__(self, group: dist.ProcessGroup, push_blocks: int = 0, pull_blocks: int = 0) -> None:
         self.rank, self.world_size = dist.get_rank(group), dist.get_world_size(group)
+        self.push_blocks, self.pull_blocks = push_blocks, pull_blocks
         self._ranks = tuple(dist.get_process_group_ranks(group))
 
     def members(self, memory: SymmetricMemory, name: str) -> Communicator:
@@ -72,7 +78,7 @@ def reduce_in_peers(module: ModuleType) -> None:
         self._push_counter = torch.zeros(config.num_push_blocks, dtype=torch.int32, device=self.device)
         if not self.has_multicast or not self.pull_enabled:
             self.config = config._replace(num_mc_blocks=None)
-        self.obj = _Group(self.group)
+        self.obj = _Group(self.group, config.num_push_blocks, config.num_pull_blocks)
 
     def reduce(
         comm: _Group, input: Tensor, algo: Any, *, graph_params: Any = None, use_multicast: bool = False
@@ -113,7 +119,12 @@ def _reduced(peers: _Group, inp: Tensor, name: str, multicast: bool) -> Tensor:
     """The sum of every member's ``inp``."""
     out = torch.empty_like(inp)
     algorithm = _IN_SWITCH if multicast else _ALGORITHMS[name]
-    signature = Signature("all_reduce", tuple(inp.shape), inp.dtype, ReduceOp.SUM.value, None, algorithm)
+    most = peers.push_blocks if name.endswith("push") else peers.pull_blocks
+    threads = min(inp.nbytes // _VECTOR, most * _MOST_THREADS)
+    signature = Signature(
+        "all_reduce", tuple(inp.shape), inp.dtype, ReduceOp.SUM.value, None, algorithm,
+        max(threads // BLOCK_THREADS, FEW_BLOCKS),
+    )  # fmt: skip
     _post(peers, "custom all-reduce", signature, [inp], [out])
     return out
 
