@@ -22,6 +22,7 @@ from kernbench.ccl.registry import algorithm_module, build_schedule, require_red
 from kernbench.ccl.schedule import CannotServeError, IntArray, Schedule, Way
 from kernbench.ccl.selection import VARIABLES, Selection, select
 from kernbench.collective_kinds import KINDS
+from kernbench.cost.peer_access import FEW_BLOCKS
 from kernbench.errors import ConfigError
 from kernbench.sim_engine.plan import TransferPlan, member_ends
 from kernbench.topology import Topology
@@ -148,6 +149,7 @@ class CollectiveRunner:
         environ: Environ = (),
         fidelity: Fidelity = "auto",
         reduction: str | None = None,
+        blocks: int = FEW_BLOCKS,
     ) -> Request:
         """Prepare ``op`` over members on ``sips``.
 
@@ -158,10 +160,11 @@ class CollectiveRunner:
             environ: what the users' environment says to the library.
             fidelity: how to find the time.
             reduction: its name, for collectives that reduce.
+            blocks: of a kernel whose ranks read each other's buffers, of 512 threads each.
 
         Raises :class:`ConfigError` if ``config``'s algorithm implements another collective.
         """
-        asked = (op, config, sips, root, count, itemsize, dtype, splits, environ, fidelity, reduction)
+        asked = (op, config, sips, root, count, itemsize, dtype, splits, environ, fidelity, reduction, blocks)
         found = self._kept.get(asked)
         if found is not None:
             return found
@@ -171,7 +174,8 @@ class CollectiveRunner:
         where = Placement.of(self._topology, sips)
         nbytes = _library_bytes(wanted, count, len(sips), splits) * itemsize
         notes: list[str] = []
-        served, selection = self._choose(config, wanted, nbytes, where, _in_switches(reduction, environ), notes)
+        switches = _in_switches(reduction, environ)
+        served, selection = self._choose(config, wanted, nbytes, where, switches, notes, blocks)
         closed = self._closed_seconds(served, selection, wanted, where, nbytes, dtype, fidelity, notes)
         chunks = None if selection is None else selection.chunks
 
@@ -190,7 +194,7 @@ class CollectiveRunner:
                 raise
             again = self.request(
                 op=op, config=self._entry(default), sips=sips, root=root, count=count, itemsize=itemsize, dtype=dtype,
-                splits=splits, environ=environ, fidelity=fidelity, reduction=reduction,
+                splits=splits, environ=environ, fidelity=fidelity, reduction=reduction, blocks=blocks,
             )  # fmt: skip
             return self._keep(asked, replace(again, note="; ".join([*notes, f"{error}; {default} instead"])))
         if closed is not None:
@@ -221,6 +225,7 @@ class CollectiveRunner:
         where: Placement,
         environ: Environ,
         notes: list[str],
+        blocks: int,
     ) -> tuple[AlgorithmConfig, Selection | None]:
         """The entry that serves, and what the library would run, where there is one or it is asked for."""
         automatic = config.name == AUTO
@@ -236,7 +241,7 @@ class CollectiveRunner:
             name = _LIBRARY_NAMES.get(config.name)
             if name is not None:
                 try:
-                    return config, select(system, wanted, nbytes, where, algorithm=name)
+                    return config, select(system, wanted, nbytes, where, algorithm=name, blocks=blocks)
                 except ConfigError:
                     pass  # the library would not run it here: its steps cost what those of its default do
             default = "ring" if KINDS[wanted].laps else None

@@ -50,7 +50,7 @@ class ProtocolCosts:
         generation, transport = world.generation, world.transport
         size = np.array([float(nbytes)])
         if protocol == "direct":
-            rate = world.link * generation.direct_share
+            rate = world.direct
             sync = generation.direct_sync / 2 if algorithm == "two_shot" else 0.0
             return cls(float(models.one_shot(world, 0 * size)[0]), rate, rate, sync, sync, rate)
         if protocol == "multicast":

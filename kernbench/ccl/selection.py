@@ -17,6 +17,7 @@ from kernbench.ccl.placement import Placement
 from kernbench.collective_kinds import KINDS, CollectiveKind
 from kernbench.cost.collective_world import CollectiveWorld, build_world
 from kernbench.cost.collectives import collective_time
+from kernbench.cost.peer_access import FEW_BLOCKS
 from kernbench.cost.selection import Choice, choose
 from kernbench.errors import ConfigError
 from kernbench.topology.system import SystemSpec
@@ -70,12 +71,13 @@ def select(
     root: int | None = None,
     environ: Mapping[str, str] | None = None,
     algorithm: str | None = None,
+    blocks: int = FEW_BLOCKS,
 ) -> Selection:
     """What the library runs for a collective of ``nbytes`` (nccl-tests' size) over members that stand as ``where`` says.
 
     Args:
         environ: of :data:`VARIABLES`.
-        algorithm: instead of the library's choice, as :func:`kernbench.cost.collective_time` takes it.
+        algorithm, blocks: instead of the library's choice, as :func:`kernbench.cost.collective_time` takes them.
 
     Raises:
         ConfigError: the library could not join these members at all.
@@ -85,7 +87,7 @@ def select(
     ranks = max(map(len, where.by_node)) * nodes  # nodes of different sizes: as if all were as large as the largest
     if ranks != where.members:
         notes.append(f"nodes of different sizes: chosen as for {ranks} ranks")
-    world = build_world(system, ranks=ranks, nodes=nodes)
+    world = build_world(system, ranks=ranks, nodes=nodes, blocks=blocks)
     kind = KINDS[collective]
     known = kind.timed_as
     try:
@@ -100,7 +102,9 @@ def select(
     seconds = None
     if ranks == where.members and kind.closed_form:
         timed = None if choice.algorithm == "copy" else f"{choice.algorithm}/{choice.protocol}"
-        estimate = collective_time(system, known, nbytes, ranks=ranks, nodes=nodes, algorithm=timed, kind="kernel")
+        estimate = collective_time(
+            system, known, nbytes, ranks=ranks, nodes=nodes, algorithm=timed, kind="kernel", blocks=blocks
+        )
         seconds = float(estimate.seconds)
     return Selection(entry, choice, world, _chunks(choice, kind, nbytes, world), seconds, "; ".join(notes))
 

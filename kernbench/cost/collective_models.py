@@ -165,13 +165,13 @@ def nvls(world: CollectiveWorld, size: Floats) -> Floats:
 
 def one_shot(world: CollectiveWorld, size: Floats) -> Floats:
     """All-reduce in which every rank reads all of every peer's buffer."""
-    return _direct_start(world) + size * (world.local - 1) / (world.link * world.generation.direct_share)
+    return _direct_start(world) + size * (world.local - 1) / world.direct
 
 
 def two_shot(world: CollectiveWorld, size: Floats) -> Floats:
     """All-reduce in which every rank sums its part of all buffers, and then reads the other parts."""
     moved = size * 2 * (world.local - 1) / world.local
-    return _direct_start(world) + world.generation.direct_sync + moved / (world.link * world.generation.direct_share)
+    return _direct_start(world) + world.generation.direct_sync + moved / world.direct
 
 
 def multimem(world: CollectiveWorld, size: Floats) -> Floats:

@@ -8,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from kernbench.cost.generations import TRANSPORTS, CollectiveConstants, Transport, generation_of
+from kernbench.cost.peer_access import FEW_BLOCKS, share_of_blocks
 from kernbench.errors import ConfigError
 from kernbench.topology.loader import read_system
 from kernbench.topology.shipped import find_config
@@ -30,6 +31,7 @@ class CollectiveWorld:
         net_latency: one way between nodes, seconds.
         launch_overhead: host time of one launch, seconds.
         copy_bandwidth: of the device memory, reads and writes together, bytes/s.
+        blocks: of a kernel whose ranks read each other's buffers.
     """
 
     ranks: int
@@ -47,6 +49,12 @@ class CollectiveWorld:
     net_latency: float
     launch_overhead: float
     copy_bandwidth: float
+    blocks: int
+
+    @property
+    def direct(self) -> float:
+        """Payload bytes/s of such a kernel, to or from all peers together."""
+        return self.link * share_of_blocks(self.generation, self.blocks)
 
     @property
     def local(self) -> int:
@@ -89,7 +97,7 @@ def _read(path: str, _modified: int) -> SystemSpec:
     return read_system(Path(path)).validated()
 
 
-def build_world(system: SystemSpec, *, ranks: int, nodes: int) -> CollectiveWorld:
+def build_world(system: SystemSpec, *, ranks: int, nodes: int, blocks: int = FEW_BLOCKS) -> CollectiveWorld:
     """The world of ``ranks`` ranks spread evenly over ``nodes`` nodes. Raises ConfigError when they do not fit."""
     sips = system.sips
     if min(ranks, nodes) < 1 or ranks % nodes:
@@ -137,4 +145,5 @@ def build_world(system: SystemSpec, *, ranks: int, nodes: int) -> CollectiveWorl
         net_latency=latency,
         launch_overhead=sips.device.launch.overhead,
         copy_bandwidth=sips.device.hbm_copy_bandwidth,
+        blocks=blocks,
     )

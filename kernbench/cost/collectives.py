@@ -11,6 +11,7 @@ from kernbench.cost import collective_models as models
 from kernbench.cost.collective_choice import Candidate, rank_value
 from kernbench.cost.collective_world import CollectiveWorld, build_world, resolve_system
 from kernbench.cost.estimate import Estimate, Floats
+from kernbench.cost.peer_access import FEW_BLOCKS
 from kernbench.cost.selection import eligible
 from kernbench.cost.uncertainty import band_interval, collective_group
 from kernbench.errors import ConfigError
@@ -35,6 +36,7 @@ def collective_time(
     kind: Literal["host", "kernel"] = "host",
     placement: Literal["out", "in"] = "out",
     gpus_per_process: int = 1,
+    blocks: int = FEW_BLOCKS,
 ) -> Estimate:
     """How long a collective of the vendor's library takes (ADR 0030).
 
@@ -52,6 +54,7 @@ def collective_time(
             as nccl-tests measures it.
         placement: ``out`` of place or ``in`` place.
         gpus_per_process: GPUs that one process launches on, one after the other (``nccl-tests -g``).
+        blocks: of 512 threads each, of the kernel of ``one_shot`` and ``two_shot``; the default is vLLM's.
 
     Returns:
         An :class:`Estimate`; with an array of sizes, of arrays.
@@ -75,10 +78,12 @@ def collective_time(
         raise ConfigError(f"nbytes is {nbytes!r}; expected a number of bytes or an array of them") from None
     if not np.all(np.isfinite(size)) or np.any(size < 0):
         raise ConfigError("nbytes holds a negative or non-finite size; expected bytes >= 0")
-    for name, value in (("ranks", ranks), ("nodes", nodes), ("gpus_per_process", gpus_per_process)):
-        if isinstance(value, bool) or int(value) != value or (name == "gpus_per_process" and value < 1):
+    for name, value in (
+        ("ranks", ranks), ("nodes", nodes), ("gpus_per_process", gpus_per_process), ("blocks", blocks),
+    ):  # fmt: skip
+        if isinstance(value, bool) or int(value) != value or (name in ("gpus_per_process", "blocks") and value < 1):
             raise ConfigError(f"{name} is {value!r}; expected a whole number of at least 1")
-    world = build_world(resolve_system(system), ranks=int(ranks), nodes=int(nodes))
+    world = build_world(resolve_system(system), ranks=int(ranks), nodes=int(nodes), blocks=int(blocks))
     seconds, chosen = _kernel_time(world, collective, size, algorithm)
     if kind == "host":
         seconds = host_time(world, seconds, gpus_per_process)

@@ -135,6 +135,7 @@ SHIPPED = {
         StandIn("sglang", "0.5.23", bound={"sglang._kernels": f"{_SGLANG}.kernels"}, observed={
             "sglang.kernels.jit.utils.compile.loader": f"{_SGLANG}.compiling:load_by_definition",
             "sglang.srt.distributed.device_communicators.custom_all_reduce_v2": f"{_SGLANG}.collectives:reduce_in_peers",
+            "sglang.srt.distributed.device_communicators.pynccl": f"{_SGLANG}.collectives:communicate_in_graphs",
             "sglang.srt.distributed.device_communicators.triton_symm_mem_ag": f"{_SGLANG}.collectives:gather_in_switch",
             "sglang.srt.entrypoints.engine": f"{_SGLANG}.ending:ask_before_killing",
             "sglang.srt.layers.attention.flashattention_backend": f"{_SGLANG}.lengths:tell_lengths",

@@ -24,7 +24,17 @@ from kernbench.compiled_operators.sglang.prefixes import prefer_python
 from kernbench.compiled_operators.sglang.requests import carry_times, observe
 from kernbench.trace.serving_figures import serving_result
 from tests.stand_ins.arrays import DTYPES, close, drawn, numbers
-from tests.stand_ins.test_vllm import LENGTHS, PAGE, QUERIES, _gelu, _gelu_tanh, _paged, _silu, attended
+from tests.stand_ins.test_vllm import (
+    LENGTHS,
+    PAGE,
+    QUERIES,
+    _gelu,
+    _gelu_tanh,
+    _paged,
+    _silu,
+    attended,
+    left_by_weak_references,
+)
 
 # as sglang-kernel 0.4.10's wheel has them in its libraries
 SCHEMAS = {
@@ -42,6 +52,9 @@ topk_softmax(Tensor! topk_weights, Tensor! topk_indices, Tensor gating_output, b
 topk_sigmoid(Tensor! topk_weights, Tensor! topk_indices, Tensor gating_output, bool renormalize, Tensor?
   correction_bias) -> ()
 moe_sum(Tensor input, Tensor! output) -> ()
+moe_sum_reduce(Tensor input, Tensor output, float routed_scaling_factor) -> ()
+moe_align_block_size(Tensor topk_ids, int num_experts, int block_size, Tensor! sorted_token_ids, Tensor! experts_ids,
+  Tensor! num_tokens_post_pad, Tensor! cumsum_buffer, bool pad_sorted_token_ids, bool ignore_invalid_expert) -> ()
 top_k_renorm_probs(Tensor probs, Tensor! renorm_probs, Tensor? maybe_top_k_arr, int top_k_val) -> ()
 top_p_renorm_probs(Tensor probs, Tensor! renorm_probs, Tensor? maybe_top_p_arr, float top_p_val) -> ()
 weak_ref_tensor(Tensor tensor) -> Tensor
@@ -65,6 +78,7 @@ def operators() -> None:
         known = getattr(library, name)
         operators = Operators("kernbench_test_sgl", schemas=re.split(r"\n(?=\w)", schemas.strip()))
         operators.values, operators.shapes, operators.costs = known.values, known.shapes, known.costs
+        operators.programs = known.programs
         operators.define("sgl_kernel 0.4.10")
     kernels.operators.define("sglang 0.5.23")
 
@@ -245,6 +259,8 @@ def test_experts() -> None:
     rows, out = drawn(4, 2, 3), torch.empty(4, 3)
     op("moe_sum")(rows, out)
     close(out, numbers(rows).sum(1))
+    op("moe_sum_reduce")(rows, out, 0.5)
+    close(out, numbers(rows).sum(1) / 2)
 
 
 def test_probabilities_of_the_best_tokens() -> None:
@@ -500,3 +516,22 @@ def test_requests_and_steps_are_reported() -> None:
     assert [(each.prompt_tokens, each.generated_tokens, each.ended) for each in found.values()] == [(5, 2, True)] * 2
     assert [each.arrived for each in found.values()] == pytest.approx([0.5, 1.0], abs=1e-3)
     assert [each.first_token for each in found.values()] == pytest.approx([1.5, 1.5], abs=1e-3)
+
+
+@pytest.mark.parametrize("data", [True, False])
+def test_weak_references_of_graphs_hold_nothing(data: bool) -> None:
+    assert left_by_weak_references(op("weak_ref_tensor"), data) == 1024
+
+
+@pytest.mark.parametrize(("ignored", "places", "experts", "ends"), [
+    (False, [3, 4, 0, 4, 1, 2], [-1, 0, 2], [0, 2, 4, 4, 6]), (True, [0, 4, 1, 2], [0, 2], [0, 2, 2, 4, 0]),
+])  # fmt: skip
+def test_places_in_blocks_of_experts(ignored: bool, places: list[int], experts: list[int], ends: list[int]) -> None:
+    """Two tokens of two experts each, one of which another rank has; blocks of two places, and 4 is none."""
+    order, numbers, count, sums = (torch.full((size,), 77, dtype=torch.int32) for size in (9, 5, 1, 5))
+    chosen = torch.tensor([[0, 2], [2, -1]], dtype=torch.int32)
+    op("moe_align_block_size")(chosen, 4, 2, order, numbers, count, sums, True, ignored)
+    assert order.tolist() == places + [4] * (9 - len(places))
+    assert numbers.tolist() == experts + [-1] * (5 - len(experts))
+    assert count.item() == len(places)
+    assert sums.tolist() == ends

@@ -51,6 +51,7 @@ reshape_and_cache_flash(Tensor key, Tensor value, Tensor! key_cache, Tensor! val
 vocab_parallel_embedding(Tensor! out, Tensor input_ids, Tensor weight, int org_vocab_start_index, int
   org_vocab_end_index, int num_org_vocab_padding, int added_vocab_start_index, int added_vocab_end_index) -> ()
 get_max_shared_memory_per_block_device_attribute(int device_id) -> int
+weak_ref_tensor(Tensor input) -> Tensor
 cutlass_scaled_mm_supports_fp8(int cuda_device_capability) -> bool
 cutlass_scaled_mm(Tensor! out, Tensor a, Tensor b, Tensor a_scales, Tensor b_scales, Tensor? bias) -> ()
 persistent_topk(Tensor logits, Tensor lengths, Tensor! output, Tensor workspace, int k, int max_seq_len) -> ()
@@ -98,6 +99,7 @@ def _defined() -> None:
         known = getattr(module, name if shipped == "attention" else "operators")
         operators = Operators(f"kernbench_test_{name}", schemas=re.split(r"\n(?=\w)", schemas.strip()))
         operators.values, operators.shapes, operators.costs = known.values, known.shapes, known.costs
+        operators.programs = known.programs
         operators.define("vllm 0.33.0")
 
 
@@ -721,3 +723,32 @@ def test_drafts_are_accepted_as_assumed(monkeypatch: pytest.MonkeyPatch) -> None
     assert none.accepted(np.array([3, 0])).tolist() == [0, 0]
     with pytest.raises(ConfigError, match="KERNBENCH_ACCEPTANCE"):
         Drafts("often")
+
+
+def left_by_weak_references(weak: Any, data: bool) -> int:
+    """Bytes that the program holds of a graph to whose results it has such references: seed and offset of the generator."""
+    found: list[int] = []
+
+    def body(rank: int) -> None:
+        x = torch.zeros(1 << 20, device="cuda")
+        graph, before, kept = torch.cuda.CUDAGraph(), torch.cuda.memory_allocated(), []
+        with torch.cuda.graph(graph):
+            y = x
+            for _ in range(8):
+                y = y + 1
+                kept.append(weak(y))
+        assert kept[-1].data_ptr() == y.data_ptr()
+        del y
+        found.append(torch.cuda.memory_allocated() - before)
+        graph.replay()
+        if data:
+            assert kept[-1][0].item() == 8
+
+    with kernbench.simulate("dgx_h100", enable_data=data) as ctx:
+        ctx.multiprocessing.spawn(body, nprocs=1)
+    return found[0]
+
+
+@pytest.mark.parametrize("data", [True, False])
+def test_weak_references_of_graphs_hold_nothing(data: bool) -> None:
+    assert left_by_weak_references(op("weak_ref_tensor"), data) == 1024

@@ -1,8 +1,9 @@
-"""vLLM's tokens of a model of experts with data: by one rank, by two with tensor or expert parallelism."""
+"""vLLM's tokens of a model of experts with data: by one rank, by two with tensor or expert parallelism, by its server."""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -10,18 +11,14 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
-from kernbench.stand_ins import AUTO, standing_in
+from tests.stand_ins.small_models import CLIENT, PROMPTS, TOKENS, saved
 
 pytestmark = [
     pytest.mark.long,  # starts the engine in processes
     pytest.mark.skipif(importlib.util.find_spec("vllm") is None, reason="vllm is not installed (docs/serving.md)"),
     pytest.mark.timeout(2400),
 ]
-
-PROMPTS = [[(5 + 7 * at * (1 + number)) % 200 for at in range(24)] for number in range(2)]
-TOKENS = 6
 
 OFFLINE = f"""
 import os, sys
@@ -38,44 +35,58 @@ print("tokens", [list(each.outputs[0].token_ids) for each in outputs])
 """
 
 
+ASKS = f"""
+wait_for("http://127.0.0.1:8133/health")
+for prompt in {PROMPTS}:
+    wanted = dict(max_tokens={TOKENS}, ignore_eos=True, temperature=0)
+    answer = asked("http://127.0.0.1:8133/inference/v1/generate", token_ids=prompt, sampling_params=wanted)
+    print("tokens", [json.loads(answer)["choices"][0]["token_ids"]], flush=True)
+"""
+
+SERVER = """
+$1 -m vllm.entrypoints.cli.main serve $2 --port 8133 --tokens-only --enforce-eager --max-model-len 64 --dtype float32 \\
+    --num-gpu-blocks-override 16 --attention-backend TRITON_ATTN --tensor-parallel-size 2 --shutdown-timeout 30 \\
+    > $2/server.log 2>&1 &
+$1 $2/client.py
+kill -INT $!
+wait $!
+"""
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[list[int]]]:
     """A model on disk, and what it generates."""
-    with standing_in([AUTO]):  # for torchvision's operators, which transformers imports where it is installed
-        from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
-
-    torch.manual_seed(3)
-    config = Qwen3MoeConfig(
-        vocab_size=256, hidden_size=128, intermediate_size=256, moe_intermediate_size=64, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=2, head_dim=32, num_experts=8, num_experts_per_tok=2,
-        decoder_sparse_step=1, norm_topk_prob=True, max_position_embeddings=64, initializer_range=0.2, torch_dtype="float32",
-    )  # fmt: skip
-    made = Qwen3MoeForCausalLM(config).float().eval()
     folder = tmp_path_factory.mktemp("experts")
-    made.save_pretrained(folder)
-    with torch.no_grad():
-        found = [
-            made.generate(
-                torch.tensor([each]), max_new_tokens=TOKENS, do_sample=False, eos_token_id=None, pad_token_id=0
-            )
-            for each in PROMPTS
-        ]
-    return folder, [each[0, len(PROMPTS[0]) :].tolist() for each in found]
+    return folder, saved(folder, "Qwen3Moe")
 
 
-@pytest.mark.parametrize(("ranks", "parallel"), [(1, "tensor"), (2, "tensor"), (2, "experts")])
-def test_tokens_are_those_of_the_model(model: tuple[Path, list[list[int]]], ranks: int, parallel: str) -> None:
-    folder, expected = model
-    assert len({token for each in expected for token in each}) > 3
-    (script := folder / "script.py").write_text(OFFLINE)
-    command = [
-        sys.executable, "-m", "kernbench", "run", "--stand-in", "auto", "--system", "dgx_h100", "--nproc-per-node",
-        str(ranks), str(script), str(folder), parallel,
-    ]  # fmt: skip
+def _tokens(apart: bool, *command: str) -> list[list[list[int]]]:
+    """What is printed, line by line; ``apart``: by an engine that has processes of its own."""
+    begun = [sys.executable, "-m", "kernbench", "run", "--stand-in", "auto", "--system", "dgx_h100", *command]
     environ = {
-        **os.environ, "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_NO_USAGE_STATS": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        **os.environ, "VLLM_USE_FLASHINFER_SAMPLER": "0", "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(apart)),
     }  # fmt: skip
-    ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=800)
+    ended = subprocess.run(begun, env=environ, capture_output=True, text=True, check=False, timeout=800)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    printed = re.findall(r"tokens (\[\[.*\]\])", ended.stdout)
-    assert printed == [str(expected)] * ranks
+    return [json.loads(each) for each in re.findall(r"tokens (\[\[.*\]\])", ended.stdout)]
+
+
+@pytest.mark.parametrize(("ranks", "parallel", "isolation"), [
+    (1, "tensor", "carrier"), (2, "tensor", "carrier"), (2, "tensor", "process"), (2, "experts", "carrier"),
+])  # fmt: skip
+def test_tokens_are_those_of_the_model(
+    model: tuple[Path, list[list[int]]], ranks: int, parallel: str, isolation: str
+) -> None:
+    folder, expected = model
+    (script := folder / "script.py").write_text(OFFLINE)
+    how = ["--nproc-per-node", str(ranks), "--isolation", isolation]
+    assert _tokens(False, *how, str(script), str(folder), parallel) == [expected] * ranks
+
+
+def test_its_server_answers_with_them(model: tuple[Path, list[list[int]]]) -> None:
+    folder, expected = model
+    (folder / "client.py").write_text(CLIENT + ASKS)
+    (folder / "serve.sh").write_text(SERVER)
+    asked = _tokens(True, "--", "bash", str(folder / "serve.sh"), sys.executable, str(folder))
+    assert asked == [[each] for each in expected]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import kernbench
+from kernbench.torch_backend.gpu.memory.captured_memory import weak_reference
 
 MIB = 1 << 20
 TENSOR = 64 * MIB
@@ -151,3 +152,62 @@ def test_peaks_count_what_the_program_holds() -> None:
         return torch.cuda.max_memory_allocated() - before
 
     assert of_rank(body) == 4 * MIB
+
+
+@pytest.mark.parametrize("data", [True, False])
+def test_what_is_referred_to_weakly_is_free(data: bool) -> None:
+    """References of engines to results of their graphs: a GPU has as much without them."""
+
+    def body() -> tuple[dict[str, int], list[float]]:
+        x = torch.zeros(TENSOR // 4, device="cuda")
+        x + 1  # what torch makes of an operator that it has not seen is no part of it
+        gc.collect()
+        gc.disable()
+        before, references, found = torch.cuda.memory_allocated(), [], {}
+
+        def step(value: torch.Tensor) -> torch.Tensor:
+            result = value + 1
+            references.append(weak_reference(result))
+            assert references[-1].data_ptr() == result.data_ptr()
+            return result
+
+        graph, y = captured(step, x)
+        found["captured"] = torch.cuda.memory_allocated() - before
+        found["peak"] = torch.cuda.max_memory_allocated() - before
+        del y
+        found["a result deleted"] = torch.cuda.memory_allocated() - before
+        view = references[-1][:2]
+        graph.replay()
+        values = view.tolist() if data else []
+        references.clear()
+        del view, graph
+        torch.cuda.empty_cache()
+        found["all deleted"] = torch.cuda.memory_allocated() - before
+        gc.enable()
+        return found, values
+
+    found, values = of_rank(body, enable_data=data)
+    assert found == {
+        "captured": TENSOR + 1024, "peak": 2 * TENSOR + 1024, "a result deleted": 1024, "all deleted": 0,
+    }  # fmt: skip
+    assert values == ([8.0, 8.0] if data else [])
+
+
+def test_a_weak_reference_ends_with_its_tensor() -> None:
+    """What is held once more is the program's again, and memory that is no graph's is kept."""
+
+    def body() -> list[int]:
+        x = torch.zeros(MIB, device="cuda")
+        before, found = torch.cuda.memory_allocated(), []
+        graph, y = captured(lambda value: value + 1, x)
+        for _ in range(2):
+            weak = weak_reference(y)
+            del weak
+            found.append(torch.cuda.memory_allocated() - before)
+        other = weak_reference(x)
+        del x
+        found.append(torch.cuda.memory_allocated() - before)
+        del other, graph
+        return found
+
+    assert of_rank(body) == [4 * MIB + 1024] * 3

@@ -496,3 +496,30 @@ def test_nothing_is_left_behind(gpus: Simulate) -> None:
         torch.ops.symm_mem.one_shot_all_reduce(torch.ones(2), "sum", "0")
     assert symm_mem._group_name_to_workspace_tensor is before
     assert isinstance(symm_mem._group_name_to_workspace_tensor, dict)
+
+
+def _captured(rank: int) -> None:
+    torch.cuda.set_device(rank)
+    dist.init_process_group("cpu:gloo,cuda:nccl")
+    given = symm_mem.empty(4, device="cuda")
+    symm_mem.rendezvous(given, dist.group.WORLD)
+    given.copy_(torch.arange(4.0) + 10 * rank)
+    graph, name = torch.cuda.CUDAGraph(), dist.group.WORLD.group_name
+    with torch.cuda.graph(graph):
+        summed = torch.ops.symm_mem.one_shot_all_reduce(given, "sum", name) + 1
+    assert summed.tolist() == [11, 13, 15, 17]
+    for times in (1, 2):
+        given += 100
+        graph.replay()
+        assert summed.tolist() == [11 + 200 * times + 2 * at for at in range(4)]
+        dist.barrier()
+
+
+@pytest.mark.parametrize("isolation", ["carrier", "process"])
+def test_a_graph_has_its_collectives_in_each_replay(isolation: Any) -> None:
+    """Values of what is there then, and the time."""
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(_captured, nprocs=2, isolation=isolation)
+        log = [each for each in ctx.engine.op_log.operations if each.rank == 0 and each.name == "all_reduce"]
+    assert len(log) == 3
+    assert len({round((each.end - each.start) * 1e9) for each in log}) == 1

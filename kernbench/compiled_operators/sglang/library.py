@@ -8,12 +8,14 @@ from __future__ import annotations
 import torch
 
 from kernbench.compiled_operators.choices import best, shares
+from kernbench.compiled_operators.expert_blocks import fill_blocks
 from kernbench.compiled_operators.layers import gated, rms_normed, rotated
 from kernbench.compiled_operators.moved import moving, taken_from
 from kernbench.compiled_operators.operators import Operators
 from kernbench.compiled_operators.paged_attention import flash_attention_3
 from kernbench.cost.by_values import CallOperands
 from kernbench.cost.work import StatedWork
+from kernbench.torch_backend.gpu.memory.captured_memory import weak_reference
 
 Tensor = torch.Tensor
 
@@ -146,12 +148,36 @@ for _name in ("topk_softmax", "topk_sigmoid"):
 
 
 @common.value
+def moe_align_block_size(
+    topk_ids: Tensor, num_experts: int, block_size: int, sorted_token_ids: Tensor, experts_ids: Tensor,
+    num_tokens_post_pad: Tensor, cumsum_buffer: Tensor, ignore_invalid_expert: bool,
+) -> None:  # fmt: skip
+    """The places in ``topk_ids`` in blocks of experts, and how many there are; ``num_experts`` counts ``-1``, too, which stands
+    for experts of other ranks and comes first, or is left out."""
+    experts = range(0 if ignore_invalid_expert else -1, num_experts - 1)
+    chosen = topk_ids.flatten().tolist()
+    ends = fill_blocks(chosen, zip(experts, experts, strict=True), block_size, sorted_token_ids, experts_ids)
+    cumsum_buffer.zero_()[1 : 1 + len(ends)] = torch.tensor(ends, dtype=cumsum_buffer.dtype)
+    num_tokens_post_pad.fill_(ends[-1])
+
+
+common.cost("moe_align_block_size")(moving("topk_ids", "topk_ids", "sorted_token_ids", "experts_ids"))
+
+
+@common.value
 def moe_sum(input: Tensor, output: Tensor) -> None:
     """``[tokens, k, width]`` to ``[tokens, width]``."""
     output.copy_(input.float().sum(1))
 
 
-common.cost("moe_sum")(moving("input", "output"))
+@common.value
+def moe_sum_reduce(input: Tensor, output: Tensor, routed_scaling_factor: float) -> None:
+    """The same, times a factor."""
+    output.copy_(routed_scaling_factor * input.float().sum(1))
+
+
+for _name in ("moe_sum", "moe_sum_reduce"):
+    common.cost(_name)(moving("input", "output"))
 
 # -- probabilities of tokens ----------------------------------------------------------------------------------------------
 
@@ -180,15 +206,10 @@ def _keep(probs: Tensor, into: Tensor, kept: Tensor) -> None:
 for _name in ("top_k_renorm_probs", "top_p_renorm_probs"):
     common.cost(_name)(moving("probs", "probs", "renorm_probs"))
 
-# -- what is the same tensor ----------------------------------------------------------------------------------------------
+# -- memory of graphs ----------------------------------------------------------------------------------------------
 
 
-@common.value
+@common.program
 def weak_ref_tensor(tensor: Tensor) -> Tensor:
-    """The same tensor."""
-    return tensor
-
-
-@common.cost("weak_ref_tensor")
-def _of_weak_ref(operands: CallOperands) -> float:
-    return 0.0
+    """A tensor in the same memory, which does not keep it."""
+    return weak_reference(tensor)

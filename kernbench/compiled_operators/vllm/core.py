@@ -14,6 +14,7 @@ from kernbench.cost.by_values import CallOperands
 from kernbench.cost.matrix_work import MatrixWork
 from kernbench.cost.work import StatedWork
 from kernbench.topology.dtypes import ITEM_BYTES
+from kernbench.torch_backend.gpu.memory.captured_memory import weak_reference
 from kernbench.torch_backend.gpu.memory.mapped_memory import view_on_gpu
 
 Tensor = torch.Tensor
@@ -191,15 +192,10 @@ def _of_view(cpu_tensor: Tensor) -> Tensor:
     return cpu_tensor
 
 
-@operators.value
+@operators.program
 def weak_ref_tensor(input: Tensor) -> Tensor:
-    """The same tensor."""
-    return input
-
-
-@operators.cost("weak_ref_tensor")
-def _of_weak_ref(operands: CallOperands) -> float:
-    return 0.0
+    """A tensor in the same memory, which does not keep it."""
+    return weak_reference(input)
 
 
 @operators.value

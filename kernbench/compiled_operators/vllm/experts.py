@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from kernbench.compiled_operators.expert_blocks import fill_blocks
 from kernbench.compiled_operators.moved import moving, moving_all
 from kernbench.compiled_operators.operators import Operators
 from kernbench.cost.by_values import CallOperands
@@ -121,15 +122,9 @@ def moe_align_block_size(
     if scatter_idx is not None:
         known = [0 <= each < num_experts and numbers[each] >= 0 for each in chosen]
         scatter_idx.copy_(torch.tensor([at if here else -1 for at, here in enumerate(known)]).view(scatter_idx.shape))
-    places: list[int] = []
-    blocks: list[int] = []
-    for expert, number in enumerate(numbers):
-        mine = [] if number < 0 else [place for place, each in enumerate(chosen) if each == expert]
-        places += mine + [len(chosen)] * (-len(mine) % block_size)
-        blocks += [number] * -(-len(mine) // block_size)
-    sorted_token_ids.fill_(len(chosen))[: len(places)] = torch.tensor(places, dtype=sorted_token_ids.dtype)
-    experts_ids.fill_(-1)[: len(blocks)] = torch.tensor(blocks, dtype=experts_ids.dtype)
-    num_tokens_post_pad.fill_(len(places))
+    here = [(expert, number) for expert, number in enumerate(numbers) if number >= 0]
+    ends = fill_blocks(chosen, here, block_size, sorted_token_ids, experts_ids)
+    num_tokens_post_pad.fill_(ends[-1] if ends else 0)
 
 
 @operators.value

@@ -15,6 +15,7 @@ from kernbench.ccl.movements import move_among
 from kernbench.ccl.reduce_op import Reduction, reduction_named
 from kernbench.ccl.registry import algorithm_module
 from kernbench.collective_kinds import KINDS
+from kernbench.cost.peer_access import FEW_BLOCKS
 from kernbench.cost.uncertainty import collective_spread
 from kernbench.errors import KernbenchError
 from kernbench.order import met
@@ -225,7 +226,7 @@ class CollectiveRuns:
         request = self._request(
             signature.op, signature.algorithm, sips, root, count,
             signature.dtype or torch.int32, splits, collective.group.environ or (), signature.reduction,
-            collective.group.players is not None,
+            collective.group.players is not None, signature.blocks,
         )  # fmt: skip
         reduction = reduction_named(signature.reduction) if signature.reduction else None
         self._move_values(collective, request, arrivals, root, reduction)
@@ -328,6 +329,7 @@ class CollectiveRuns:
         environ: Environ,
         reduction: str | None,
         folded: bool = False,
+        blocks: int = FEW_BLOCKS,
     ) -> Request:
         config = self.config()
         fidelity = config.fidelity
@@ -336,6 +338,7 @@ class CollectiveRuns:
         return shared_runner(self.engine.topology, config).request(
             op=op, config=config.select(algorithm), sips=sips, root=root, count=count, itemsize=dtype.itemsize,
             dtype=short_dtype(dtype), splits=splits, environ=environ, fidelity=fidelity, reduction=reduction,
+            blocks=blocks,
         )  # fmt: skip
 
     def request_for(
@@ -353,7 +356,7 @@ class CollectiveRuns:
         root = None if signature.root is None else group.index[signature.root]
         return self._request(
             signature.op, signature.algorithm, sips, root, count, signature.dtype or torch.int32, None, group.environ or (),
-            signature.reduction, group.players is not None,
+            signature.reduction, group.players is not None, signature.blocks,
         )  # fmt: skip
 
     def values_of(self, op: Operation) -> Condition:

@@ -10,6 +10,7 @@ import torch
 
 from kernbench.ccl.reduce_op import spelled
 from kernbench.collective_kinds import KINDS
+from kernbench.cost.peer_access import FEW_BLOCKS
 from kernbench.errors import CollectiveMismatchError, ConfigError
 from kernbench.sim_engine.interference import Load
 from kernbench.sim_engine.operation import COMM_STREAM, Operation
@@ -29,7 +30,11 @@ _MOST_PLANS = 4096
 
 
 class Signature(NamedTuple):
-    """What must agree between the members of a collective."""
+    """What must agree between the members of a collective.
+
+    Attributes:
+        blocks: of a kernel whose ranks read each other's buffers, of 512 threads each.
+    """
 
     op: str
     shape: tuple[int, ...] | None
@@ -37,6 +42,7 @@ class Signature(NamedTuple):
     reduction: str | None
     root: int | None
     algorithm: str
+    blocks: int = FEW_BLOCKS
 
     def __str__(self) -> str:
         parts = [] if self.shape is None else [f"shape {self.shape}"]

@@ -24,6 +24,7 @@ from kernbench.simulation.matching.groups import Communicator, Signature
 from kernbench.simulation.order.kernel_order import SignalOrder
 from kernbench.simulation.ranks.locations import user_location
 from kernbench.simulation.simulation import Simulation
+from kernbench.simulation.values.capture_rollback import keep
 from kernbench.torch_backend.gpu.device.devices import Devices
 from kernbench.torch_backend.gpu.tensors.placement import values_of
 from kernbench.torch_backend.operations.recorder import open_recorder
@@ -381,12 +382,22 @@ def post(
     inputs: Sequence[torch.Tensor],
     outputs: Sequence[torch.Tensor],
 ) -> None:
-    """The current rank's part of a collective in the memory of its peers; the current stream waits for it."""
+    """The current rank's part of a collective in the memory of its peers; the current stream waits for it.
+
+    A graph that is being captured has it in each replay.
+    """
     simulation.values.settle_stream()
+    host = simulation.hosts.current()
+    graph = host.capture
+    if graph is not None:
+        keep(host, outputs)
     with torch.no_grad():
-        simulation.wait_on_stream(
-            simulation.matcher.post(simulation.hosts.current(), peers.plan(signature), inputs, outputs)
-        )
+        operation = simulation.matcher.post(host, peers.plan(signature), inputs, outputs)
+        simulation.wait_on_stream(operation)
+    if graph is not None:
+        graph.posted.append(operation)
+        again = functools.partial(post, simulation, peers, signature, inputs, outputs)
+        graph.add(functools.partial(graph.on_stream, host, host.stream, again))
 
 
 __all__ = ["MODULE", "StreamWrites", "operations", "post", "register"]

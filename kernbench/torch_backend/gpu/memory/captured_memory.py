@@ -5,6 +5,8 @@ program drops is free in the graph's pool at once, and is given out again, withi
 pool. So a block that recordings alone still hold is given back to the allocator. Its bytes stay with them: two results that
 share memory on a GPU have their own here, and the values of both.
 
+Tensors that a program has of such memory without holding it (:func:`weak_reference`) count as the recordings' do.
+
 Whether the program holds a storage is counted when that matters: before anything is taken from the pool, when a peak is noted,
 and when memory is asked about.
 """
@@ -67,7 +69,7 @@ class GraphPool:
         return bool(block.entry[EXTENT].pool.owner == self.number)
 
     def hold(self, tensor: torch.Tensor) -> int:
-        """A recording has this tensor, and the program has not; gives the storage's number."""
+        """There is this tensor, by which the program does not hold its memory; gives the storage's number."""
         storage = storage_of(tensor)
         number: int = storage._cdata
         self._blocks[number] = weakref.ref(getattr(storage, NOTE))
@@ -75,7 +77,7 @@ class GraphPool:
         return number
 
     def release(self, held: Counter[int]) -> None:
-        """A recording lets go of what it holds."""
+        """Such tensors are gone, by storages."""
         self._references.subtract(held)
         for number in held:
             if self._references[number] <= 0:
@@ -83,14 +85,29 @@ class GraphPool:
                 self._blocks.pop(number, None)
 
     def settle(self) -> None:
-        """Give back what recordings alone hold."""
+        """Give back what the program does not hold."""
         for number, found in list(self._blocks.items()):
             block = found()
             if block is None or block.entry is None:
-                del self._blocks[number]
+                self._blocks.pop(number, None)
             elif torch._C._storage_Use_Count(number) <= self._references[number] + _OF_PYTHON:
-                del self._blocks[number]
+                self._blocks.pop(number, None)
                 block.let_go()
+
+
+def weak_reference(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor in the same memory that does not keep it for the program, where it is a graph's: the graph has the bytes.
+
+    Other memory it keeps, as freed memory has no bytes here. A view of it holds what it is of, as long as the view lives.
+    """
+    found = tensor.detach()
+    block = getattr(storage_of(found), NOTE, None)
+    pools = block.owner.graph_pools.values() if type(block) is Block else ()
+    for pool in pools:
+        assert isinstance(pool, GraphPool)
+        if pool.owns(found):
+            weakref.finalize(found, pool.release, Counter([pool.hold(found)])).atexit = False
+    return found
 
 
 class RecordedMemory:
