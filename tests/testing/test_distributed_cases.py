@@ -121,6 +121,7 @@ class Alone(TestCase):
 """
 
 
+@pytest.mark.long  # seconds
 @pytest.mark.skipif(importlib.util.find_spec("expecttest") is None, reason="expecttest is not installed")
 def test_every_base_class(pytester: pytest.Pytester, run_pytest: Callable[..., pytest.RunResult]) -> None:
     pytester.makepyfile(CASES)

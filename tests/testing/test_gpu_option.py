@@ -53,6 +53,7 @@ def test_a_suite_has_a_gpu_from_its_conftest_on(pytester, workers):
     )
 
 
+@pytest.mark.long  # seconds
 def test_what_tritons_own_tests_are_written_with_sees_the_gpu(pytester):
     pytester.makepyfile(
         """
@@ -67,12 +68,14 @@ def test_what_tritons_own_tests_are_written_with_sees_the_gpu(pytester):
     result.assert_outcomes(passed=1)
 
 
+@pytest.mark.long  # seconds
 def test_without_the_option_nothing_is_different(pytester):
     pytester.makeconftest(CONFTEST)
     pytester.makepyfile("import torch\ndef test_none():\n    assert not torch.cuda.is_available()")
     pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=1)
 
 
+@pytest.mark.long  # seconds
 def test_a_system_that_is_not_there(pytester):
     result = pytester.runpytest_subprocess("--kernbench-gpu", "dgx_x100")
     assert result.ret == pytest.ExitCode.USAGE_ERROR
@@ -117,6 +120,7 @@ instantiate_device_type_tests(TestSums, globals())
 """
 
 
+@pytest.mark.long  # seconds
 def test_torchs_own_tests_by_device_find_gpus(pytester: pytest.Pytester) -> None:
     pytest.importorskip("expecttest", reason="torch's own test utilities need expecttest")
     pytester.makepyfile(TORCHS_OWN)

@@ -368,6 +368,7 @@ def test_defaults_are_what_is_read_without_a_mark() -> None:
         read_mark("requires_cuda", pytest.mark.requires_cuda(1, n=2).mark)
 
 
+@pytest.mark.long  # seconds
 def test_a_test_that_stands_still_fails(pytester: pytest.Pytester, run_pytest: Run) -> None:
     """And the next one runs."""
     pytester.makepyfile(

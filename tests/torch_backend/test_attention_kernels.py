@@ -202,6 +202,7 @@ def test_autocast_s_format_counts() -> None:
     assert kernels_of("dgx_h100", call) == ["cudnn"]
 
 
+@pytest.mark.long  # seconds
 def test_compiled_code_has_the_same_kernel() -> None:
     def call() -> None:
         given = [torch.randn(1, 2, 32, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]

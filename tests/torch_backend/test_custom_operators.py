@@ -158,6 +158,7 @@ def test_a_collective_that_it_calls_is_what_it_takes() -> None:
     assert not ctx.op_costs.unmodelled.operators
 
 
+@pytest.mark.long  # seconds
 def test_products_cost_the_same_however_they_are_written_and_in_inference_mode() -> None:
     def products() -> None:
         x = square()

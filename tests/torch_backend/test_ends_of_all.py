@@ -24,6 +24,7 @@ dist.barrier()
 """
 
 
+@pytest.mark.long  # seconds
 @pytest.mark.usefixtures("started_warm")
 @pytest.mark.parametrize(
     ("how", "code", "said"),

@@ -180,6 +180,7 @@ def test_lengths_of_sequences_that_are_not_packed_are_those_of_their_tensors(gpu
         torch.ops.aten._efficient_attention_forward(*given[:3], torch.ones(2, 4, 5, 7, device="cuda"), *given[4:])
 
 
+@pytest.mark.long  # seconds
 def test_what_packed_attention_takes_is_by_its_live_lengths(gpu: Any) -> None:
     def seconds(*lengths: int) -> float:
         tokens = sum(lengths)

@@ -72,6 +72,7 @@ def three_graphs() -> dict[str, list[int]]:
     return found
 
 
+@pytest.mark.long  # seconds
 @pytest.mark.parametrize("data", [True, False])
 def test_pools_of_graphs(data: bool) -> None:
     assert of_rank(three_graphs, enable_data=data) == {

@@ -229,6 +229,7 @@ def test_a_module_of_a_package_that_looks_at_the_clock_when_it_is_imported_takes
     )
 
 
+@pytest.mark.long  # seconds
 def test_every_figure_is_used():
     """A figure of the description that nothing reads is a class of operations that costs nothing."""
     package = Path(kernbench.__file__).parent

@@ -261,6 +261,7 @@ def test_processes_of_the_programs_own_are_named(run: Run) -> None:
         assert said not in run(source.format("raise SystemExit\n"), *options).stdout
 
 
+@pytest.mark.long  # seconds
 @pytest.mark.parametrize("times", [1, 2])
 def test_a_fork_that_the_system_refuses(run: Run, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once: what was reserved is collected, and it works. Twice: the error says what to do."""
@@ -414,6 +415,7 @@ def test_trace(run: Run, tmp_path: Path) -> None:
     assert any("all_reduce" in name for name in names)
 
 
+@pytest.mark.long  # seconds
 @pytest.mark.parametrize("hangs", [False, True])
 def test_flight_recorder_files_are_read_by_torchs_tool(run: Run, tmp_path: Path, hangs: bool) -> None:
     source = (

@@ -229,6 +229,7 @@ def _process(rank: int, directory: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.long  # seconds
 def test_gloo_says_the_same(tmp_path: Path) -> None:
     torch.multiprocessing.spawn(_process, args=(str(tmp_path),), nprocs=2)
     real = json.loads((tmp_path / "0.json").read_text())

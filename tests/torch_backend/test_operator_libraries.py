@@ -39,6 +39,7 @@ def test_a_custom_operator_with_a_gradient(ranks: Ranks) -> None:
         assert ranks(body) == [(rank + 1.0, rank + 10.0, 2.0 * (rank + 1), (rank,)) for rank in range(4)]
 
 
+@pytest.mark.long  # seconds
 def test_a_library_that_all_ranks_define(ranks: Ranks) -> None:
     def body() -> float:
         rank = dist.get_rank()
@@ -53,6 +54,7 @@ def test_a_library_that_all_ranks_define(ranks: Ranks) -> None:
         gc.collect()
 
 
+@pytest.mark.long  # seconds
 def test_what_torch_refuses_is_refused(ranks: Ranks) -> None:
     def twice() -> None:
         keep = torch.library.Library("kernbench_twice", "DEF")

@@ -129,6 +129,7 @@ def test_streams_run_side_by_side_and_wait_for_what_they_are_told_to() -> None:
     assert add.start >= max(side.end, main.end)
 
 
+@pytest.mark.long  # seconds
 def test_asynchronous_collectives_hide_behind_computation() -> None:
     def body(ctx: Any) -> None:
         x, a = torch.ones(N, device="cuda"), torch.ones(4096, 4096, device="cuda")

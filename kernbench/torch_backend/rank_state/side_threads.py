@@ -51,6 +51,7 @@ _Thread: Any = threading.Thread
 _WorkItem: Any = futures.thread._WorkItem
 _Executor: Any = futures.ThreadPoolExecutor
 _stock_init, _stock_start, _stock_join = _Thread.__init__, _Thread.start, _Thread.join
+_stock_is_alive = _Thread.is_alive
 _stock_submit, _stock_make, _stock_run = _Executor.submit, _WorkItem.__init__, _WorkItem.run
 
 RELIES_ON = (
@@ -105,6 +106,7 @@ class SideThreads:
         patches.set(_Thread, "__init__", _init)
         patches.set(_Thread, "start", self._starts())
         patches.set(_Thread, "join", self._joins())
+        patches.set(_Thread, "is_alive", self._lives())
         patches.set(futures.ThreadPoolExecutor, "submit", self._submits())
         patches.set(_WorkItem, "__init__", self._makes())
         patches.set(_WorkItem, "run", _runs())
@@ -265,6 +267,17 @@ class SideThreads:
                     _stock_join(thread)
 
         return join
+
+    def _lives(self) -> Callable[..., bool]:
+        @functools.wraps(_stock_is_alive)
+        def is_alive(thread: threading.Thread) -> bool:
+            end, is_another = self._ends.get(thread), thread is not threading.current_thread()
+            if end and not end.running and is_another and acting_crew() is not None and _stock_is_alive(thread):
+                with going_on():  # it has ended in virtual time, and the machine is about to end it
+                    _stock_join(thread)
+            return bool(_stock_is_alive(thread))
+
+        return is_alive
 
     # -- pools -------------------------------------------------------------------------------------------------------
 

@@ -69,6 +69,7 @@ def described(tensor: torch.Tensor) -> TensorDescriptor:
     return TensorDescriptor.from_tensor(tensor, [SIZE, SIZE])
 
 
+@pytest.mark.long  # seconds
 def test_what_a_kernel_writes_is_assumed_and_finite_whatever_was_there_before():
     def body() -> tuple[Any, ...]:
         x = torch.randn(4096, SIZE, device="cuda")

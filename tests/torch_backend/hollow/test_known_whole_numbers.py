@@ -256,6 +256,7 @@ def test_what_is_written_over_known_numbers_is_assumed():
     run(body, nprocs=1, unknown="assume")
 
 
+@pytest.mark.long  # seconds
 def test_a_module_without_values_is_saved_by_dcp_with_its_objects(tmp_path):
     from torch.distributed import checkpoint
 
