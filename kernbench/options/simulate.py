@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kernbench.defaults import DEFAULT_SYSTEM, LOG_LIMIT
 from kernbench.options import kinds
@@ -49,11 +49,11 @@ class SimulateOptions(Checked):
         kinds.COLLECTIVES, None, "Configuration of collectives, or its file; by default the ccl.yaml in the working directory "
         "over the shipped one.",
     )  # fmt: skip
-    plugins: Sequence[Any] = option(
+    plugins: Sequence[object] = option(
         kinds.LIST, (), "Objects, modules or references that take part in this simulation, besides the plugins that are "
         "installed (docs/plugins.md). On the command line: --plugin.",
     )  # fmt: skip
-    options: Mapping[str, Any] | None = option(
+    options: Mapping[str, object] | None = option(
         kinds.MAPPING, None, "Values of the plugins' options. On the command line each is an option."
     )
     log_limit: int | None = option(

@@ -12,6 +12,7 @@ from tests.docs.tools import load_tool
 tool = load_tool("notebook")
 
 
+@pytest.mark.long  # seconds
 @pytest.mark.timeout(600)
 def test_its_cells_show_what_it_holds() -> None:
     for name in ("ipykernel", "nbclient", "nbformat"):

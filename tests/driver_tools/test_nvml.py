@@ -106,6 +106,7 @@ def print_to(path):
         file.write(f"{os.environ['RANK']} {os.environ['OWN']}")
 
 
+@pytest.mark.long  # seconds
 @BOTH
 def test_children_of_ranks_have_their_variables_and_find_their_gpus(isolation, tmp_path):
     def body(rank):

@@ -62,6 +62,7 @@ def both_ways(uses: list[Uses]) -> tuple[SearchedOrders, SearchedOrders]:
 _use = st.tuples(st.sampled_from("ab"), st.sampled_from(["add", "look"]))
 
 
+@pytest.mark.long  # seconds
 @settings(max_examples=20, deadline=None, derandomize=True, database=None)
 @given(
     st.one_of(
@@ -76,6 +77,7 @@ def test_programs_that_use_a_store_come_to_all_their_orders(uses: list[Uses]) ->
     assert asleep.runs + asleep.asleep >= awake.runs >= asleep.runs
 
 
+@pytest.mark.long  # seconds
 @pytest.mark.parametrize(
     ("uses", "orders"),
     [

@@ -224,6 +224,7 @@ def test_a_kernel_cannot_wait(ctx):
     ctx.wait(handle)
 
 
+@pytest.mark.long  # seconds
 @pytest.mark.parametrize("isolation", ISOLATIONS)
 def test_nothing_is_left_behind(isolation):
     threads = threading.active_count()

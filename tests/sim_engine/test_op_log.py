@@ -112,6 +112,7 @@ def operations_alive() -> list[Operation]:
     return [each for each in gc.get_objects() if type(each) is Operation]
 
 
+@pytest.mark.long  # seconds
 def test_a_long_log_keeps_no_objects_alive():
     before = operations_alive()  # of simulations that other tests keep
     ctx = run(5000)

@@ -239,6 +239,7 @@ def test_a_worker_killed_in_the_middle_changes_nothing(
     assert (tmp_path / "out" / "table.csv").read_bytes() == serial[1]
 
 
+@pytest.mark.long  # seconds
 def test_a_local_cluster_and_the_plot(tmp_path: Path) -> None:
     pytest.importorskip("distributed")
     pytest.importorskip("matplotlib")

@@ -80,6 +80,7 @@ def test_spawn_after_spawn_nothing_grows():
     assert len(os.listdir("/proc/self/fd")) <= descriptors
 
 
+@pytest.mark.long  # seconds
 def test_many_spawns_in_one_context_do_not_pile_up():
     with kernbench.simulate() as ctx:
         for _ in range(2):

@@ -192,6 +192,7 @@ def test_benchmarks_are_answered_by_the_model_and_change_nothing():
         set_duration_model(None)
 
 
+@pytest.mark.long  # seconds
 def test_a_wave_of_one_program_is_followed_and_its_tensors_are_not_kept():
     """An error that is not shown must not lead back to what it saw: autograd copies a gradient that something else has."""
     kept = []

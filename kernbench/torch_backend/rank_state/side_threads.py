@@ -270,12 +270,12 @@ class SideThreads:
 
     def _lives(self) -> Callable[..., bool]:
         @functools.wraps(_stock_is_alive)
-        def is_alive(thread: threading.Thread) -> bool:
-            end, is_another = self._ends.get(thread), thread is not threading.current_thread()
-            if end and not end.running and is_another and acting_crew() is not None and _stock_is_alive(thread):
+        def is_alive(what: threading.Thread) -> bool:
+            end, is_another = self._ends.get(what), what is not threading.current_thread()
+            if end and not end.running and is_another and acting_crew() is not None and _stock_is_alive(what):
                 with going_on():  # it has ended in virtual time, and the machine is about to end it
-                    _stock_join(thread)
-            return bool(_stock_is_alive(thread))
+                    _stock_join(what)
+            return bool(_stock_is_alive(what))
 
         return is_alive
 
