@@ -177,7 +177,6 @@ class Adoption:
             ended = join(*args, **kwargs)
         finally:
             if ended and self._rank is None:
-                self._unjoined = None
                 self.__enter__()
         return ended
 

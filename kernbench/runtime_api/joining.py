@@ -70,8 +70,9 @@ def taken(address: str, rank: int | str, size: int | str, local: str) -> str:
     return f"{rank}/{size} {local} {address}"
 
 
-def _is_taken() -> tuple[str, str, str]:
-    """The rank that is taken with the size of its world, its LOCAL_WORLD_SIZE, and its simulation; empty if none is."""
+def _starter() -> tuple[str, str, str]:
+    """Of the rank that has started this process: itself and the size of its world, its LOCAL_WORLD_SIZE, its simulation; empty
+    if none has."""
     whose, local, simulation = (os.environ.get(TAKEN) or "  ").split(" ", 2)
     return whose, local, simulation
 
@@ -102,7 +103,7 @@ def at_import_of_torch(generators: Generators) -> None:
 def _named() -> tuple[int, int] | None:
     """Rank and size of the world that the environment names, if these have not been inherited from a rank."""
     rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    if whole_number(rank) is None or whole_number(size) is None or _is_taken()[0] == f"{rank}/{size}":
+    if whole_number(rank) is None or whole_number(size) is None or _starter()[0] == f"{rank}/{size}":
         return None
     return int(rank), int(size)
 
@@ -113,7 +114,7 @@ def _used(generators: Generators) -> Collection[str]:
 
 
 def _join_late(rank: int, size: int, keep: Collection[str]) -> None:
-    whose, _, simulation = _is_taken()
+    whose, _, simulation = _starter()
     if whose and simulation == os.environ[ADDRESS]:
         raise KernbenchError(
             f"init_process_group(rank={rank}, world_size={size}): this process was started by rank {whose}, and is "
@@ -140,7 +141,7 @@ def join(rank: int, size: int, keep: Collection[str] = ()) -> None:
     from kernbench.runtime_api.context import simulate
 
     local = os.environ.get("LOCAL_WORLD_SIZE", "")
-    whose, inherited, _ = _is_taken()
+    whose, inherited, _ = _starter()
     of_its_starter = local == inherited and whose.rpartition("/")[2] != str(size)
     if os.environ.get("WORLD_SIZE") != str(size) or of_its_starter:  # what it says of nodes is of another world
         local = ""

@@ -92,8 +92,8 @@ class RankClock:
 
     def __init__(self) -> None:
         self._simulation: Simulation | None = None
-        self._looks: dict[int | Member, tuple[int, float]] = {}  # of a rank, and of a daemon that takes no turns
-        self._beside = (0, -1.0)
+        # of a rank, of a daemon that takes no turns, of main beside its ranks (None)
+        self._looks: dict[int | Member | None, tuple[int, float]] = {}
         self.polled = polled_processes.PolledProcesses()
 
     def open(self, simulation: Simulation) -> None:
@@ -120,8 +120,7 @@ class RankClock:
         assert me.rank is not None
         if (me.unrecorded and not _parted) or me.untimed or not by_program:
             return me.clock
-        looks, last = self._looks.get(me.rank, (0, -1.0))
-        looks = looks + 1 if me.clock == last else 0
+        looks = self._in_a_row(me.rank, me.clock)
         me.clock += cost
         me.asked += cost
         if looks > PATIENCE and _parted:
@@ -131,12 +130,16 @@ class RankClock:
         self._looks[me.rank] = (looks, me.clock)
         return me.clock
 
+    def _in_a_row(self, who: int | Member | None, clock: float) -> int:
+        """How often ``who`` has looked before while its time stood still; this look is noted."""
+        looks, last = self._looks.get(who, (0, -1.0))
+        looks = looks + 1 if clock == last else 0
+        self._looks[who] = looks, clock
+        return looks
+
     def _look_beside(self, simulation: Simulation) -> float:
         """The same for main beside ranks that it has not joined: how far these have got, as for its sleeps."""
-        looks, last = self._beside
-        now = simulation.engine.now
-        self._beside = looks, _ = (looks + 1 if now == last else 0), now
-        if looks > PATIENCE:
+        if self._in_a_row(None, simulation.engine.now) > PATIENCE:
             simulation.threads.go_on_for(POLL_STEP)
         return simulation.engine.now
 
@@ -146,10 +149,7 @@ class RankClock:
         if member is None or is_outside() or is_forked():
             return None
         clock = simulation.hosts.of_rank[member.crew.rank].clock
-        looks, last = self._looks.get(member, (0, -1.0))
-        looks = looks + 1 if clock == last else 0
-        self._looks[member] = looks, clock
-        if looks > PATIENCE and acts_for_a_rank():
+        if self._in_a_row(member, clock) > PATIENCE and acts_for_a_rank():
             del self._looks[member]
             return self.look()
         return clock
