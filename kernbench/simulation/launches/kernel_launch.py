@@ -265,11 +265,10 @@ class KernelLauncher:
 
     def _capture(self, host: Host, graph: GraphCapture, launch: Launch) -> None:
         """A launch that belongs to a graph: it runs now, as a warm-up, and whenever the graph is replayed."""
-        stream = host.stream
-        graph.work(launch.name, stream)
+        graph.work(launch.name, host.stream)
         # the memory that they have now, also when the program gives a tensor other data later
         args = [arg.detach() if isinstance(arg, torch.Tensor) else arg for arg in launch.args]
-        graph.add(lambda: graph.on_stream(host, stream, lambda: self.submit(replace(launch, args=args))))
+        graph.add_on_stream(host, lambda: self.submit(replace(launch, args=args)))
         if self.engine.enable_data:
             keep(host, tensors_of(launch.args))
             with host.as_one(), behind_pointers(self.memory) as memory, suppress(DeadlockError):

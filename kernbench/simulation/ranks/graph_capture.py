@@ -168,7 +168,7 @@ class GraphCapture:
         self.nodes += 1
         if again is None:
             again = lambda: enqueue(host, name, cost if cost_then is None else cost_then(), sip=sip)  # noqa: E731
-        self.add(again if stream == self.stream else functools.partial(self.on_stream, host, stream, again))
+        self.add_on_stream(host, again)
         op = Operation(name, "math", host.rank, sip, stream, host.clock, 0.0)
         op.start = op.end = host.clock
         return op
@@ -178,7 +178,12 @@ class GraphCapture:
         now: str = host.stream
         return now if stream == self.stream else stream
 
-    def on_stream(self, host: Any, stream: str, step: Callable[[], object]) -> None:
+    def add_on_stream(self, host: Any, step: Callable[[], object]) -> None:
+        """Have a step taken, in each replay, on the stream of the capture that is the host's now."""
+        stream = host.stream
+        self.add(step if stream == self.stream else functools.partial(self._on_stream, host, stream, step))
+
+    def _on_stream(self, host: Any, stream: str, step: Callable[[], object]) -> None:
         """Take a step on a stream of the capture."""
         before = host.stream
         if stream != self.stream:
@@ -190,8 +195,7 @@ class GraphCapture:
 
     def wait_for_works(self, host: Any, operations: Sequence[Operation]) -> None:
         """What comes next on the host's stream comes, in a replay, after what stands for these collectives then."""
-        stream = host.stream
-        self.add(lambda: self.on_stream(host, stream, lambda: self._wait_again(host, operations)))
+        self.add_on_stream(host, lambda: self._wait_again(host, operations))
 
     def _wait_again(self, host: Any, operations: Sequence[Operation]) -> None:
         """In a replay: wait for what stands for collectives of the capture now, and for what follows them on their streams."""

@@ -66,9 +66,8 @@ class CapturedTouches:
         ``passes_on``: whether what it makes of undefined memory is undefined.
         """
         self._passes_on = passes_on
-        graph, stream = host.capture, host.stream
-        if graph is not None and self._parts:
-            graph.add(lambda: graph.on_stream(host, stream, lambda: self._again(host.stream)))
+        if host.capture is not None and self._parts:
+            host.capture.add_on_stream(host, lambda: self._again(host.stream))
 
     def _again(self, stream: str) -> None:
         """A replay has put it on a stream. Raises RaceError."""

@@ -333,11 +333,11 @@ class PostingGroup(STOCK):
         work = self._work(operation, outputs)
         if graph is not None:
             graph.posted.append(operation)
-            stream, again = host.stream, partial(
+            again = partial(
                 self._post, op, inputs, outputs, opts, shape=shape, dtype=dtype, reduction=reduction, root=root,
                 splits=splits, given=given, algorithm=algorithm,
             )  # fmt: skip
-            graph.add(lambda: graph.on_stream(host, stream, lambda: graph.works.__setitem__(work.operation, again())))
+            graph.add_on_stream(host, lambda: graph.works.__setitem__(work.operation, again()))
         if self._checks_at_once and self._coalescing is None:
             work.wait()  # as torch's wrapper, which meets the others before it calls the collective
         return work

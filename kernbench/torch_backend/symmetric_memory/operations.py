@@ -396,8 +396,7 @@ def post(
         simulation.wait_on_stream(operation)
     if graph is not None:
         graph.posted.append(operation)
-        again = functools.partial(post, simulation, peers, signature, inputs, outputs)
-        graph.add(functools.partial(graph.on_stream, host, host.stream, again))
+        graph.add_on_stream(host, functools.partial(post, simulation, peers, signature, inputs, outputs))
 
 
 __all__ = ["MODULE", "StreamWrites", "operations", "post", "register"]
