@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch._C import DisableTorchFunction, _DisableTorchDispatch
+from torch._C import DisableTorchFunction, DispatchKey, DispatchKeySet, _DisableTorchDispatch, _ExcludeDispatchKeyGuard
 
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -24,7 +24,12 @@ RELIES_ON = (
         "torch._C._DisableTorchDispatch", "it skips dispatch modes and subclasses, in the calling thread",
         has=("__enter__", "__exit__"),
     ),
+    Reliance("torch._C._ExcludeDispatchKeyGuard", "it skips autocast, in the calling thread", has=("__enter__", "__exit__")),
+    Reliance("torch._C", "what is skipped is said by keys", has=("DispatchKey", "DispatchKeySet")),
+    Reliance("torch._C.DispatchKey.AutocastCPU", "and this is autocast's"),
 )  # fmt: skip
+
+_AUTOCAST = DispatchKeySet(DispatchKey.AutocastCPU)
 
 
 class plain_torch:
@@ -39,8 +44,10 @@ class plain_torch:
         self._guards: list[Any] = [DisableTorchFunction(), _DisableTorchDispatch()]
         if torch.is_inference_mode_enabled():
             self._guards.append(torch.inference_mode(False))
-        if torch.is_autocast_enabled("cpu"):
-            self._guards.append(torch.autocast("cpu", enabled=False))
+        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled(
+            "cuda"
+        ):  # for tensors on GPUs that is a CPU's, too
+            self._guards.append(_ExcludeDispatchKeyGuard(_AUTOCAST))
         for guard in self._guards:
             guard.__enter__()
         self._dtype = torch.get_default_dtype()

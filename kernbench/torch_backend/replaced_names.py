@@ -21,7 +21,13 @@ import torch.distributed.distributed_c10d
 from kernbench.torch_backend.compiled import described_gpu, graphs
 from kernbench.torch_backend.features import operator_libraries, operator_registrations
 from kernbench.torch_backend.gpu.device.devices import Devices, HostDevices, compares_devices
-from kernbench.torch_backend.gpu.kernels import fused_attention, fused_cells, fused_operators, recurrent_layers
+from kernbench.torch_backend.gpu.kernels import (
+    autocasting,
+    fused_attention,
+    fused_cells,
+    fused_operators,
+    recurrent_layers,
+)
 from kernbench.torch_backend.gpu.memory import memory_names, memory_owners
 from kernbench.torch_backend.gpu.names import (
     build_names,
@@ -177,9 +183,8 @@ class ReplacedNames:
         self.futures.install(names)
         for module in (
             cuda_names, build_names, library_settings, memory_names, memory_owners, torch_classes, torch_functions, storages,
-            fused_operators, fused_cells, recurrent_layers, fused_attention, tensor_methods, tensor_groups, profiling,
-            host_results,
-            triton_benchmarks,
+            autocasting, fused_operators, fused_cells, recurrent_layers, fused_attention, tensor_methods, tensor_groups,
+            profiling, host_results, triton_benchmarks,
         ):  # fmt: skip
             module.install(names)
         names.set(fused_attention, "compares", compares_devices)

@@ -172,6 +172,21 @@ def test_a_block_as_of_a_gpt_under_autocast(run: Run, notes: list[str]) -> None:
     assert notes == []
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_norms_are_traced_in_32_bits_under_autocast(backend: str) -> None:
+    with kernbench.simulated_gpu("dgx_h100"), torch.autocast("cuda", dtype=torch.bfloat16):
+        layers = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)).cuda()
+        x = torch.ones(2, 8, device="cuda")
+        assert torch.compile(layers, backend=backend)(x).dtype is layers(x).dtype is torch.float32
+
+
+def test_code_in_the_cache_is_of_simulations() -> None:
+    with kernbench.simulated_gpu("dgx_h100"):
+        torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2, device="cuda"))
+        assert torch.compiler.config.cache_key_tag == f"kernbench {kernbench.__version__}"
+    assert torch.compiler.config.cache_key_tag == ""
+
+
 @pytest.mark.long
 def test_compiled_blocks_under_fsdp2(run: Run, notes: list[str]) -> None:
     def body() -> Any:

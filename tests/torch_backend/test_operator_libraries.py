@@ -140,7 +140,7 @@ def test_a_kernel_for_autocast_is_that_of_the_device() -> None:
         with torch.autocast("cuda"):
             found.extend(each.dtype for each in (again(narrow), again(narrow.cpu())))
         library.impl("plus", lambda x: again(x.double()), "AutocastCPU")
-        with torch.autocast("cuda"):
+        with torch.autocast("cuda"), torch.autocast("cpu"):
             found.extend(each.dtype for each in (again(narrow), again(narrow.cpu())))
         found.append(again(narrow).dtype)
 

@@ -26,6 +26,7 @@ from kernbench.torch_backend.gpu.kernels import fused_attention
 from kernbench.torch_backend.hollow.assumed_numbers import as_plain_numbers
 from kernbench.torch_backend.patches import Patches, replaced
 from kernbench.torch_backend.relies_on import Reliance
+from kernbench.version import __version__
 
 MODULE = "torch._dynamo"
 
@@ -64,6 +65,9 @@ _OF_AOTAUTOGRAD = {"force_non_lazy_backward_lowering": True, "graphsafe_rng_func
 """Settings of AOTAutograd: backward is compiled with forward; what is recomputed gets the state of a generator, not a generator
 of a CUDA runtime."""
 
+_TAG = "cache_key_tag"
+"""What tells code that is cached apart from that of other programs: what is traced here is not what is traced on hardware."""
+
 
 RELIES_ON = (
     Reliance("torch._dynamo.trace_rules", "its tables of what names mean are made anew", has=("add", "clear_lru_cache")),
@@ -78,6 +82,8 @@ RELIES_ON = (
         "torch._dynamo.config._config", "it holds the defaults of Dynamo's settings",
         holds=lambda config: all(isinstance(config[name].default, int) for name in _LIMITS),
     ),
+    Reliance("torch.compiler.config._config", "settings of torch.compile have defaults, too",
+             holds=lambda config: config[_TAG].default == ""),
     Reliance(
         "torch._dynamo.convert_frame.CatchErrorsWrapper.__call__", "frames are compiled in it", parameters=("self", "frame"),
     ),
@@ -128,6 +134,10 @@ def install(patches: Patches, module: ModuleType) -> None:
     for name in _LIMITS:
         entry = config._config[name]
         patches.set(entry, "default", entry.default * _RANKS)
+    tag: Any = torch.compiler.config._config[_TAG]  # type: ignore[attr-defined]
+    for name in ("default", "env_value_default"):
+        if isinstance(value := getattr(tag, name), str):
+            patches.set(tag, name, f"{value} kernbench {__version__}".lstrip())
     stock_count = module.eval_frame.set_fullgraph_compiled_frame_count
 
     def count(new: int) -> int:

@@ -22,6 +22,7 @@ from torch._library import custom_ops, fake_impl
 
 from kernbench.simulation.memory.tensor_queries import listed_tensors
 from kernbench.torch_backend.gpu.kernels import program_kernels
+from kernbench.torch_backend.gpu.kernels.autocasting import is_on_for
 from kernbench.torch_backend.gpu.tensors.placement import is_on_gpu
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.rank_state.module_globals import ModuleGlobals
@@ -204,8 +205,9 @@ def _by_device(operator: str, known: dict[str, Callable[..., Any]]) -> Callable[
     """Calls a kernel for autocast, or where there is none for the device what is below autocast."""
 
     def compute(*args: object, **kwargs: Any) -> Any:
-        given = listed_tensors((*args, *kwargs.values()))
-        function: Any = known.get(_AUTOCASTS[any(map(is_on_gpu, given))], program_kernels.overload(operator))
+        on_gpu = any(map(is_on_gpu, listed_tensors((*args, *kwargs.values()))))
+        below = program_kernels.overload(operator)
+        function: Any = known.get(_AUTOCASTS[on_gpu], below) if is_on_for(on_gpu) else below
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
             return function(*args, **kwargs)
 

@@ -239,7 +239,6 @@ class Devices:
         self._library: Any = None
         self._kernels: Any = None
         self._shapes: Any = None
-        self._autocast: Any = None
 
     @property
     def simulation(self) -> Simulation:
@@ -320,16 +319,15 @@ class Devices:
         recurrent_layers.register(self._kernels)
         self._shapes = torch.library.Library("aten", "IMPL", "Meta")
         recurrent_layers.register_shapes(self._shapes)
-        self._autocast = torch.library.Library("aten", "IMPL", "AutocastCPU")
-        autocasting.register(self._autocast)
 
     def close(self) -> None:
         """Take them away again. Idempotent."""
         program_kernels.forget()
+        autocasting.close()
         if self._library is not None:
             _allocating.remove(self)
-        for library in (self._library, self._kernels, self._shapes, self._autocast):
+        for library in (self._library, self._kernels, self._shapes):
             if library is not None:
                 library._destroy()
-        self._library = self._kernels = self._shapes = self._autocast = None
+        self._library = self._kernels = self._shapes = None
         self._hosts = None

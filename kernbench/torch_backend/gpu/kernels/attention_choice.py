@@ -120,8 +120,8 @@ def bias_of(mask: Tensor | None, query: Tensor, key: Tensor) -> Any:
 
 def _multiplied(tensor: Tensor) -> torch.dtype:
     """The format in which an operand is multiplied: autocast's where it is on."""
-    if torch.is_autocast_enabled("cpu") and tensor.is_floating_point():
-        return torch.get_autocast_dtype("cpu")
+    if torch.is_autocast_enabled("cuda") and tensor.is_floating_point():
+        return torch.get_autocast_dtype("cuda")
     dtype: torch.dtype = tensor.dtype
     return dtype
 

@@ -1,66 +1,197 @@
-"""``torch.autocast("cuda")``: what it computes in 32 bits.
+"""``torch.autocast`` by the device that tensors are on.
 
-It is one of CPU tensors here (:mod:`.torch_functions`), and a CPU's autocast leaves most of what a GPU's
-computes in ``float32`` as it is: norms, softmax, losses, powers, exponentials, sums. Those are given to it, for tensors on
-simulated GPUs, as torch's documentation lists them ("Autocast Op Reference", CUDA ops that autocast to float32).
+To C++ the tensors of simulated GPUs are a CPU's, so that there is one autocast for both, of a CPU: each of its kernels is
+replaced here by one that applies CUDA's policy to tensors on simulated GPUs where CUDA's autocast is on, and a CPU's to others
+where a CPU's is. CUDA's policies are those of ATen/autocast_mode.h, which is part of every build.
 
-A softmax is of 32 bits only if it is not told a dtype, as ``F.cross_entropy`` tells its own that of the logits: then it is the
-loss of its result that is of 32 bits. Of ``float16`` it is one kernel that gives 32 bits
-(:mod:`.wide_softmax`), of ``bfloat16`` a cast comes before it (torch 2.13, ATen/autocast_mode.h and
-ATen/native/SoftMax.cpp).
+A softmax of ``float16`` is one kernel that gives 32 bits (:mod:`.wide_softmax`), of ``bfloat16`` a cast comes before it
+(ATen/native/SoftMax.cpp); a reduction reads 16 bits and gives 32 in one kernel (ATen/native/ReduceOps.cpp).
 """
 
 from __future__ import annotations
 
+import threading
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import cache
 from typing import Any
 
 import torch
 
 from kernbench.torch_backend.gpu.tensors.placement import PLAIN, block_of, is_on_gpu, place_result
 from kernbench.torch_backend.overloads import OpOverload
+from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
+_LOWER = (
+    "_convolution.deprecated", "_convolution", "conv1d", "conv2d", "conv3d", "conv_tbc", "conv_transpose1d",
+    "conv_transpose2d.input", "conv_transpose3d.input", "convolution", "cudnn_convolution", "cudnn_convolution_transpose",
+    "prelu", "addmm", "addmv", "addr", "matmul", "einsum", "mm", "mv", "linalg_vecdot", "linear", "addbmm", "baddbmm", "bmm",
+    "chain_matmul", "linalg_multi_dot", "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "lstm_cell", "gru_cell",
+    "rnn_tanh_cell", "rnn_relu_cell", "_scaled_dot_product_flash_attention", "scaled_dot_product_attention",
+)  # fmt: skip
 _IN_32_BITS = (
     "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "sinh", "tan",
     "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus", "layer_norm", "native_layer_norm", "group_norm",
-    "cosine_similarity", "poisson_nll_loss", "cosine_embedding_loss", "nll_loss", "nll_loss2d", "hinge_embedding_loss",
-    "kl_div", "l1_loss", "smooth_l1_loss", "huber_loss", "mse_loss", "margin_ranking_loss", "multilabel_margin_loss",
-    "soft_margin_loss", "triplet_margin_loss", "multi_margin_loss", "binary_cross_entropy_with_logits", "dist", "pdist",
-    "cdist", "renorm", "logsumexp", "prod", "prod.dim_int", "cumprod", "cumsum", "sum", "sum.dim_IntList",
-    "linalg_vector_norm", "norm.Scalar", "norm.ScalarOpt_dim",
+    "rms_norm", "frobenius_norm.dim", "nuclear_norm", "nuclear_norm.dim", "cosine_similarity", "poisson_nll_loss",
+    "cosine_embedding_loss", "nll_loss", "nll_loss2d", "hinge_embedding_loss", "kl_div", "l1_loss", "smooth_l1_loss",
+    "huber_loss", "mse_loss", "margin_ranking_loss", "multilabel_margin_loss", "soft_margin_loss", "triplet_margin_loss",
+    "multi_margin_loss", "binary_cross_entropy_with_logits", "dist", "pdist", "cdist", "renorm", "logsumexp",
+    "upsample_nearest1d", "_upsample_nearest_exact1d", "upsample_nearest2d", "_upsample_nearest_exact2d",
+    "upsample_nearest3d", "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d", "_upsample_bilinear2d_aa",
+    "upsample_trilinear3d", "upsample_bicubic2d", "_upsample_bicubic2d_aa",
 )  # fmt: skip
+_BY_A_CAST = ("cumprod", "cumsum")
+_BY_DTYPE = {
+    "prod": "prod", "prod.dim_int": "prod.dim_int", "sum": "sum", "sum.dim_IntList": "sum.dim_IntList",
+    "linalg_vector_norm": "linalg_vector_norm", "linalg_matrix_norm": "linalg_matrix_norm",
+    "linalg_matrix_norm.str_ord": "linalg_matrix_norm.str_ord", "norm.Scalar": "norm.ScalarOpt_dtype",
+    "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype",
+}  # fmt: skip
+"""Operators whose result is of 32 bits unless they are given another dtype, and which of them takes it."""
 _WIDENING = {"softmax.int": "_softmax", "log_softmax.int": "_log_softmax"}
-"""Operators that take a dtype, and the kernel that each has for float16."""
-_IMAGES = (
-    "max_pool3d", "avg_pool3d", "adaptive_avg_pool3d", "max_unpool2d", "max_unpool3d", "reflection_pad1d", "reflection_pad2d",
-    "replication_pad1d", "replication_pad2d", "replication_pad3d",
+"""Operators of that kind that have a kernel of their own for float16."""
+_PROMOTED = (
+    "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put", "tensordot", "scatter_add",
 )  # fmt: skip
-_AS_IT_IS = ("cross_entropy_loss", *_IMAGES)
-"""Operators that a CPU's autocast computes in 32 bits as a whole, and a GPU's as they come, or by what they consist of."""
+_REFUSED = ("binary_cross_entropy",)
 _NARROW = (torch.float16, torch.bfloat16)
-_KEY = "AutocastCPU"
+_ELIGIBLE = (torch.float32, *_NARROW)
+_CPU, _CUDA = "AutocastCPU", "AutocastCUDA"
+_BELOW = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
 RELIES_ON = (
     Reliance("torch._C", "a kernel of autocast goes on below it, and is given where there is none", has=(
         "_ExcludeDispatchKeyGuard", "DispatchKey", "DispatchKeySet", "_dispatch_has_kernel_for_dispatch_key",
+        "_dispatch_get_all_op_names",
     )),
-    Reliance("torch.ops.aten", "operators that a GPU's autocast computes in 32 bits, or leaves",
-             has=tuple(sorted({name.partition(".")[0] for name in (*_IN_32_BITS, *_WIDENING, *_AS_IT_IS)}))),
+    Reliance("torch.library.get_kernel", "torch's own kernels of a CPU's autocast are called by it"),
+    Reliance("torch.set_autocast_enabled", "autocast is entered and left by it",
+             looked_up_by=("torch.amp.autocast_mode.autocast.__enter__", "torch.amp.autocast_mode.autocast.__exit__")),
+    Reliance("torch.is_autocast_enabled", "it remembers by it what was before",
+             looked_up_by=("torch.amp.autocast_mode.autocast.__enter__",)),
 )  # fmt: skip
 
+Compute = Callable[..., Any]
 
-def register(library: Any) -> None:
-    """Give a CPU's autocast what it lacks of a GPU's; ``library``: of ``aten``, for the key ``AutocastCPU``."""
-    for name in (*_IN_32_BITS, *_WIDENING):
-        if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", _KEY):
-            inside = _overload(_WIDENING[name]) if name in _WIDENING else None
-            library.impl(name, _in_32_bits(_overload(name), inside))
+
+class _OfCpu(threading.local):
+    """Whether a thread's autocast for tensors of the host is on. C++ has it on where it is for either device."""
+
+    enabled = False
+
+
+_of_cpu = _OfCpu()
+
+
+def is_on_for(on_gpu: bool) -> bool:
+    """Whether autocast is on in this thread, for tensors on simulated GPUs or for those of the host."""
+    return torch.is_autocast_enabled("cuda") if on_gpu else _of_cpu.enabled
+
+
+_library: torch.library.Library | None = None
+
+
+def install(patches: Patches) -> None:
+    """Tell the autocast of a CPU and of CUDA apart. Its kernels are replaced once it is on; :func:`close` gives them back."""
+    stock_set, stock_is = torch.set_autocast_enabled, torch.is_autocast_enabled
+
+    def set_autocast_enabled(*device_and_enabled: Any) -> None:
+        device, enabled = device_and_enabled if len(device_and_enabled) == 2 else ("cuda", *device_and_enabled)
+        if enabled and _library is None:
+            _open()
+        if device == "cpu":
+            _of_cpu.enabled = enabled
+        else:
+            stock_set(device, enabled)
+        if device in ("cpu", "cuda"):
+            stock_set("cpu", _of_cpu.enabled or stock_is("cuda"))
+
+    def is_autocast_enabled(device_type: str = "cuda") -> bool:
+        return _of_cpu.enabled if device_type == "cpu" else stock_is(device_type)
+
+    patches.set(torch, "set_autocast_enabled", set_autocast_enabled)
+    patches.set(torch, "is_autocast_enabled", is_autocast_enabled)
+    patches.set(torch, "set_autocast_cpu_enabled", lambda enabled: set_autocast_enabled("cpu", enabled))
+    patches.set(torch, "is_autocast_cpu_enabled", lambda: _of_cpu.enabled)
+
+
+def _open() -> None:
+    """Let autocast go by the device."""
+    global _library
+    _library = torch.library.Library("aten", "IMPL", _CPU)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*other operators may also be overridden")
-        for name in _AS_IT_IS:
-            library.impl(name, _as_it_is(_overload(name)), allow_override=True)
+        for name, compute in _kernels().items():
+            _library.impl(name, compute, allow_override=True)
+
+
+def close() -> None:
+    """Give torch's kernels of autocast back. Idempotent."""
+    global _library
+    if _library is not None:
+        _library._destroy()
+    _library = None
+
+
+def policies() -> dict[str, Callable[[OpOverload], Compute]]:
+    """What CUDA's autocast does, by the names of operators of ``aten``."""
+    return {
+        **dict.fromkeys(_LOWER, _lower),
+        **dict.fromkeys(_IN_32_BITS, _in_32_bits),
+        **dict.fromkeys(_BY_A_CAST, _by_a_cast),
+        **dict.fromkeys(_BY_DTYPE, _by_dtype),
+        **dict.fromkeys(_WIDENING, _softmax),
+        **dict.fromkeys(_PROMOTED, _promoted),
+        **dict.fromkeys(_REFUSED, _refused),
+    }
+
+
+@cache
+def _kernels() -> dict[str, Compute]:
+    """Kernels of autocast by the operators' names, of those that have one for a CPU or for CUDA."""
+    known = policies()
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    made = {}
+    for qualified in torch._C._dispatch_get_all_op_names():
+        space, _, name = qualified.partition("::")
+        if space != "aten" or not (has_kernel(qualified, _CPU) or has_kernel(qualified, _CUDA)):
+            continue
+        overload = _overload(name)
+        made[name] = _by_device(overload, known.get(name, _as_it_is)(overload), stock_of(name))
+    return made
+
+
+def stock_of(name: str) -> Compute | None:
+    """Torch's own kernel of an operator for a CPU's autocast, if it has one."""
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", _CPU):
+        return None
+    kernel = torch.library.get_kernel(f"aten::{name}", _CPU)
+    return lambda *args, **kwargs: kernel.call_boxed(_BELOW, *args, **kwargs)
+
+
+def _by_device(overload: OpOverload, on_gpu: Compute, on_host: Compute | None) -> Compute:
+    def compute(*args: object, **kwargs: object) -> Any:
+        if _any_on_gpu(args) or _any_on_gpu(kwargs.values()):
+            if torch.is_autocast_enabled("cuda"):
+                return on_gpu(*args, **kwargs)
+        elif on_host is not None and _of_cpu.enabled:
+            return on_host(*args, **kwargs)
+        with torch._C._ExcludeDispatchKeyGuard(_BELOW):
+            return overload(*args, **kwargs)
+
+    return compute
+
+
+def _any_on_gpu(values: Iterable[object]) -> bool:
+    return any(_any_on_gpu(each) if type(each) is list else _says_gpu(each) for each in values)
+
+
+def _says_gpu(value: object) -> bool:
+    """Whether it is a tensor of a GPU; a fake one has no memory there, and says so by its device."""
+    return is_on_gpu(value) or (
+        isinstance(value, torch.Tensor) and type(value) not in PLAIN and value.device.type == "cuda"
+    )
 
 
 def _overload(name: str) -> Any:
@@ -68,52 +199,112 @@ def _overload(name: str) -> Any:
     return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
-def _in_32_bits(overload: Any, inside: Any) -> Callable[..., Any]:
-    def compute(*args: Any, **kwargs: Any) -> Any:
-        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
-            given = [each for each in (*args, *kwargs.values()) if isinstance(each, torch.Tensor)]
-            if not any(map(is_on_gpu, given)):
-                return overload(*args, **kwargs)
-            if inside is not None:
-                return _softmax(overload, inside, *args, **kwargs)
-            args = tuple(_wide(each) for each in args)
-            kwargs = {name: _wide(each) for name, each in kwargs.items()}
+# -- policies of CUDA ---------------------------------------------------------------------------------------------------
+
+
+def _lower(overload: OpOverload) -> Compute:
+    """In autocast's dtype. Torch's own kernel, where it has one, keeps the casts of parameters."""
+    name = overload._name.removeprefix("aten::")
+    stock = stock_of(name)
+
+    def by_stock(*args: object, **kwargs: object) -> Any:
+        assert stock is not None
+        dtype, of_cpu = torch.get_autocast_dtype("cuda"), torch.get_autocast_dtype("cpu")
+        if dtype is of_cpu:
+            return stock(*args, **kwargs)
+        torch.set_autocast_dtype("cpu", dtype)
+        try:
+            return stock(*args, **kwargs)
+        finally:
+            torch.set_autocast_dtype("cpu", of_cpu)
+
+    def by_casts(*args: object, **kwargs: object) -> Any:
+        return _below(overload, torch.get_autocast_dtype("cuda"), args, kwargs)
+
+    return by_casts if stock is None else by_stock
+
+
+def _in_32_bits(overload: OpOverload) -> Compute:
+    return lambda *args, **kwargs: _below(overload, torch.float32, args, kwargs)
+
+
+def _by_a_cast(overload: OpOverload) -> Compute:
+    def compute(tensor: torch.Tensor, *args: object, dtype: torch.dtype | None = None) -> Any:
+        return _below(overload, torch.float32 if dtype is None else tensor.dtype, (tensor, *args), {"dtype": dtype})
+
+    return compute
+
+
+def _by_dtype(overload: OpOverload) -> Compute:
+    name = overload._name.removeprefix("aten::")
+    takes_dtype = _overload(_BY_DTYPE[name])
+
+    def compute(tensor: torch.Tensor, *args: object, **kwargs: object) -> Any:
+        if tensor.dtype in _ELIGIBLE and kwargs.get("dtype") is None:
+            kwargs["dtype"] = torch.float32
+        with torch._C._ExcludeDispatchKeyGuard(_BELOW):
+            return takes_dtype(tensor, *args, **kwargs)
+
+    return compute
+
+
+def _softmax(overload: OpOverload) -> Compute:
+    name = overload._name.removeprefix("aten::")
+    widening = _overload(_WIDENING[name])
+
+    def compute(tensor: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
+        with torch._C._ExcludeDispatchKeyGuard(_BELOW):
+            if dtype is not None:
+                return overload(tensor, dim, dtype)
+            if tensor.dtype is torch.float16 and type(tensor) in PLAIN and block_of(tensor) is not None:
+                return widening(tensor, dim, True)
+            return overload(cast(tensor, torch.float32), dim)
+
+    return compute
+
+
+def _promoted(overload: OpOverload) -> Compute:
+    """In 32 bits if one of the tensors is, else in autocast's dtype."""
+
+    def compute(*args: object, **kwargs: object) -> Any:
+        given = [*args, *kwargs.values()]
+        wide = any(isinstance(each, torch.Tensor) and each.dtype is torch.float32 for each in given)
+        return _below(overload, torch.float32 if wide else torch.get_autocast_dtype("cuda"), args, kwargs)
+
+    return compute
+
+
+def _refused(overload: OpOverload) -> Compute:
+    kernel = torch.library.get_kernel(overload, _CUDA)
+    return lambda *args, **kwargs: kernel.call_boxed(_BELOW, *args, **kwargs)
+
+
+def _as_it_is(overload: OpOverload) -> Compute:
+    """An operator that CUDA's autocast has no policy for, but maybe for what it consists of."""
+
+    def compute(*args: object, **kwargs: object) -> Any:
+        if overload._can_decompose():
+            return overload.decompose(*args, **kwargs)
+        with torch._C._ExcludeDispatchKeyGuard(_BELOW):
             return overload(*args, **kwargs)
 
     return compute
 
 
-def _as_it_is(overload: OpOverload) -> Callable[..., Any]:
-    def compute(*args: object, **kwargs: object) -> Any:
-        on_a_gpu = any(map(is_on_gpu, args))
-        if on_a_gpu and overload._can_decompose():
-            return overload.decompose(*args, **kwargs)
-        with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
-            if on_a_gpu:
-                return overload(*args, **kwargs)
-            return overload(*map(_wide, args), **{name: _wide(each) for name, each in kwargs.items()})
-
-    return compute
+def _below(overload: OpOverload, dtype: torch.dtype, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    with torch._C._ExcludeDispatchKeyGuard(_BELOW):
+        given = [cast(each, dtype) for each in args]
+        return overload(*given, **{name: cast(each, dtype) for name, each in kwargs.items()})
 
 
-def _softmax(
-    overload: OpOverload, inside: Any, tensor: torch.Tensor, dim: int, dtype: torch.dtype | None = None
-) -> torch.Tensor:
-    found: torch.Tensor
-    if dtype is not None:
-        found = overload(tensor, dim, dtype)
-    elif tensor.dtype is torch.float16 and type(tensor) in PLAIN and block_of(tensor) is not None:
-        found = inside(tensor, dim, True)
-    else:
-        found = overload(_wide(tensor), dim)
-    return found
-
-
-def _wide(value: Any) -> Any:
-    if not isinstance(value, torch.Tensor) or value.dtype not in _NARROW:
+def cast(value: Any, dtype: torch.dtype) -> Any:
+    """A tensor that autocast applies to, or each of a list, in ``dtype``; any other value as it is."""
+    if type(value) is list:
+        return [cast(each, dtype) for each in value]
+    if not isinstance(value, torch.Tensor) or value.dtype is dtype or value.dtype not in _ELIGIBLE:
         return value
-    wide = value.float()
+    found = value.to(dtype)
     block = block_of(value)
     if block is not None:
-        place_result(wide, block.memory)  # also where nothing is recorded
-    return wide
+        place_result(found, block.memory)  # also where nothing is recorded
+    return found

@@ -113,8 +113,8 @@ def install(patches: Patches) -> None:
         if not in_steps or not _has_a_kernel(query, key, value, attn_mask, is_causal):
             return stock(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         parts: tuple[Tensor, ...] = (query, key, value)
-        if torch.is_autocast_enabled("cpu"):
-            parts = tuple(each.to(torch.get_autocast_dtype("cpu")) for each in parts)
+        if torch.is_autocast_enabled("cuda"):
+            parts = tuple(each.to(torch.get_autocast_dtype("cuda")) for each in parts)
         bias = bias_of(attn_mask, parts[0], key)
         keep = torch.is_grad_enabled() and any(each.requires_grad for each in (*parts, bias) if each is not None)
         operator = getattr(torch.ops.aten, _OPERATOR).default

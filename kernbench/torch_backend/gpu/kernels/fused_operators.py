@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from kernbench.torch_backend.gpu.kernels.autocasting import cast
 from kernbench.torch_backend.gpu.tensors.placement import block_of, is_on_gpu
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
@@ -57,6 +58,8 @@ def _fused_norm(stock: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def rms_norm(
         input: Tensor, normalized_shape: object, weight: Tensor | None = None, eps: float | None = None
     ) -> Tensor:
+        if torch.is_autocast_enabled("cuda") and is_on_gpu(input):
+            input, weight = cast(input, torch.float32), cast(weight, torch.float32)
         if not is_on_gpu(input) or input.is_complex() or (weight is not None and weight.dtype is not input.dtype):
             return stock(input, normalized_shape, weight, eps)
         found: Tensor = torch.ops.aten._fused_rms_norm(input, normalized_shape, weight, eps)[0]

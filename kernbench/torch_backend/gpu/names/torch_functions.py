@@ -1,5 +1,5 @@
 """Functions of torch that would ask a CUDA runtime, or could not put their result on a simulated GPU: factories,
-``Module.to``, ``torch.autocast``."""
+``Module.to``."""
 
 from __future__ import annotations
 
@@ -45,11 +45,6 @@ RELIES_ON = (
     Reliance("torch._C._nn._parse_to", "`Module.to(3)` means a GPU", looked_up_by=("torch.nn.Module.to",)),
     Reliance("torch._C._len_torch_function_stack", "whether there may be a default device"),
     Reliance(
-        "torch.amp.autocast_mode.autocast.__init__", "autocast on `cuda` is one of the CPU tensors that stand for the GPU's",
-        parameters=("self", "device_type", "dtype", "enabled", "cache_enabled"),
-    ),
-    Reliance("torch.amp.autocast_mode.autocast", "and CUDA's own state says so to its callers", has=("__enter__", "__exit__")),
-    Reliance(
         "torch._use_cudnn_rnn_flatten_weight", "builds for CUDA lay out recurrent weights by a call of cuDNN",
         looked_up_by=("torch.nn.modules.rnn.RNNBase.flatten_parameters",),
     ),
@@ -68,10 +63,6 @@ def install(patches: Patches) -> None:
         patches.set(torch, name, _with_index(getattr(torch, name)))
     for name in _METHODS_THAT_TAKE_AN_INDEX:
         patches.set(torch.Tensor, name, _with_index(getattr(torch.Tensor, name)))
-    autocast = torch.amp.autocast_mode.autocast
-    patches.set(autocast, "__init__", _autocast_init(autocast.__init__))
-    patches.set(autocast, "__enter__", _autocast_enter(autocast.__enter__))
-    patches.set(autocast, "__exit__", _autocast_exit(autocast.__exit__))
     from_dlpack = _takes_tensors(torch.from_dlpack)
     for module in (torch, torch.utils.dlpack):
         patches.set(module, "from_dlpack", from_dlpack)
@@ -201,46 +192,3 @@ def _with_first_index(stock: Callable[..., object]) -> Callable[..., Any]:
         return with_keyword(*args, **kwargs)
 
     return parse
-
-
-def _autocast_init(stock: Callable[..., None]) -> Callable[..., None]:
-    """``torch.autocast("cuda")`` applies to the CPU tensors that stand for the GPU's, with CUDA's default dtype."""
-
-    @functools.wraps(stock)
-    def init(
-        self: Any, device_type: str, dtype: object = None, enabled: bool = True, cache_enabled: bool | None = None
-    ) -> None:
-        self._stands_for_cuda = device_type == "cuda"
-        if self._stands_for_cuda:
-            device_type, dtype = "cpu", dtype or torch.get_autocast_dtype("cuda")
-        stock(self, device_type, dtype, enabled, cache_enabled)
-
-    return init
-
-
-def _autocast_enter(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """It tells CUDA's state too: ``torch.is_autocast_enabled()`` means CUDA, and so do ``custom_fwd`` and ``checkpoint``."""
-
-    @functools.wraps(stock)
-    def enter(self: Any) -> Any:
-        if getattr(self, "_stands_for_cuda", False):
-            self._before_of_cuda = (torch.is_autocast_enabled("cuda"), torch.get_autocast_dtype("cuda"))
-            torch.set_autocast_enabled("cuda", self._enabled)
-            torch.set_autocast_dtype("cuda", self.fast_dtype)
-        return stock(self)
-
-    return enter
-
-
-def _autocast_exit(stock: Callable[..., Any]) -> Callable[..., Any]:
-    """The other end of it."""
-
-    @functools.wraps(stock)
-    def leave(self: Any, *error: object) -> Any:
-        if getattr(self, "_stands_for_cuda", False):
-            enabled, dtype = self._before_of_cuda
-            torch.set_autocast_enabled("cuda", enabled)
-            torch.set_autocast_dtype("cuda", dtype)
-        return stock(self, *error)
-
-    return leave
