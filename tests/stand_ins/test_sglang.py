@@ -58,6 +58,11 @@ moe_align_block_size(Tensor topk_ids, int num_experts, int block_size, Tensor! s
 top_k_renorm_probs(Tensor probs, Tensor! renorm_probs, Tensor? maybe_top_k_arr, int top_k_val) -> ()
 top_p_renorm_probs(Tensor probs, Tensor! renorm_probs, Tensor? maybe_top_p_arr, float top_p_val) -> ()
 weak_ref_tensor(Tensor tensor) -> Tensor
+int8_scaled_mm(Tensor mat_a, Tensor mat_b, Tensor scales_a, Tensor scales_b, ScalarType out_dtype, Tensor? bias) -> Tensor
+fp8_scaled_mm(Tensor mat_a, Tensor mat_b, Tensor scales_a, Tensor scales_b, ScalarType out_dtype, Tensor? bias) -> Tensor
+sgl_per_token_quant_fp8(Tensor input, Tensor! output_q, Tensor! output_s) -> ()
+sgl_per_token_group_quant_8bit(Tensor input, Tensor! output_q, Tensor! output_s, int group_size, float eps, float fp8_min,
+  float fp8_max, bool scale_ue8m0) -> ()
 """,
     "flash": """
 fwd(Tensor q, Tensor k, Tensor v, Tensor? k_new, Tensor? v_new, Tensor? q_v, Tensor(a!)? out, Tensor? cu_seqlens_q, Tensor?
@@ -142,6 +147,75 @@ def test_norms_of_heads() -> None:
     compiled("QKNormKernel<4, true, bf16_t, true>::run")(q, k, *weights, 1e-5)
     for each, result in zip((q, k), wanted, strict=True):
         close(each, result.reshape(each.shape))
+
+
+@DTYPES
+@pytest.mark.parametrize("kernel", ["compiled", "library"])
+def test_rows_in_eight_bits_and_their_products(kernel: str, dtype: torch.dtype) -> None:
+    x, weight = drawn(5, 32, dtype=dtype), drawn(16, 32, seed=2, dtype=dtype)
+    x[1] = 0
+    quantise = compiled("per_token_quant_fp8<bf16_t>") if kernel == "compiled" else op("sgl_per_token_quant_fp8")
+    found = []
+    for rows in (x, weight):
+        stored, scales = torch.empty_like(rows, dtype=torch.float8_e4m3fn), torch.full((len(rows), 1), 7.0)
+        quantise(rows, stored, scales)
+        close(scales, np.abs(numbers(rows)).max(-1, keepdims=True) / 448)
+        near(stored.float() * scales, numbers(rows), float(scales.max()) / 512)
+        found += [stored, scales]
+    (a, a_scales, b, b_scales), bias = found, drawn(16, seed=3, dtype=dtype)
+    given = op("fp8_scaled_mm")(a, b.t(), a_scales, b_scales, dtype, bias)
+    assert given.dtype == dtype
+    wanted = (numbers(a) * numbers(a_scales)) @ (numbers(b) * numbers(b_scales)).T + numbers(bias)
+    close(given, wanted)
+    whole = torch.arange(-8, 8, dtype=torch.int8).view(4, 4)
+    given = op("int8_scaled_mm")(whole, whole.t(), torch.full((4, 1), 0.5), torch.arange(1.0, 5)[:, None], dtype, None)
+    close(given, 0.5 * numbers(whole) @ numbers(whole).T * np.arange(1.0, 5))
+
+
+def near(found: Any, wanted: Any, step: float) -> None:
+    """To what eight bits hold: three of a fraction, or a step of the smallest numbers."""
+    np.testing.assert_allclose(numbers(found), wanted, rtol=1 / 16, atol=step)
+
+
+def test_one_scale_in_eight_bits() -> None:
+    x, stored, scale = drawn(40), torch.empty(40, dtype=torch.float8_e4m3fn), torch.zeros(1)
+    compiled("per_tensor_quant_fp8<false, fp32_t>")(x, stored, scale)
+    largest = np.abs(numbers(x)).max() / 448
+    close(scale, [largest])
+    found = torch.zeros(1)
+    compiled("per_tensor_absmax_fp8<fp32_t>")(x, found)
+    assert torch.equal(found, scale)
+    given = torch.full((1,), 2 * largest)
+    compiled("per_tensor_quant_fp8<true, fp32_t>")(x, stored, given)
+    assert given.item() == pytest.approx(2 * largest)
+    near(stored.float() * given, numbers(x), float(given) / 512)
+
+
+@pytest.mark.parametrize("most", [448, 127])
+def test_groups_in_eight_bits(most: int) -> None:
+    dtype = torch.int8 if most == 127 else torch.float8_e4m3fn
+    x, gate = drawn(3, 64), drawn(3, 64, seed=2)
+    gated = np.vectorize(_silu)(numbers(gate)) * numbers(x)
+    plain = ["fp32_t", "fp8_e4m3_t", 32, "false", "true", "true", "false", "false"]
+    of_gates = [*plain[:6], "true", "false"]
+    v2 = (x[:0], 32, False, False, False, 6, 1, False, 2, 3, 0, 1)
+    calls: list[tuple[Any, Any]] = [
+        (lambda q, s: compiled(f"PerTokenGroupQuantFlatKernel<{', '.join(map(str, plain))}>::run")(x, q, s), numbers(x)),
+        (lambda q, s: compiled("PerTokenGroupQuant8bitV2Kernel<fp32_t, int8_t, false>::run")(x, q, s, *v2), numbers(x)),
+        (lambda q, s: op("sgl_per_token_group_quant_8bit")(x, q, s, 32, 1e-10, -most, most, False), numbers(x)),
+        (lambda q, s: compiled(f"PerTokenGroupQuantFlatKernel<{', '.join(map(str, of_gates))}>::run")(
+            torch.cat((gate, x), -1), q, s), gated),
+    ]  # fmt: skip
+    for call, wanted in calls:
+        stored, scales = torch.empty(3, 64, dtype=dtype), torch.empty(3, 2)
+        call(stored, scales)
+        groups = wanted.reshape(3, 2, 32)
+        close(scales, np.abs(groups).max(-1) / most)
+        step = float(scales.max()) / (1 if most == 127 else 512)
+        near(stored.float() * scales.repeat_interleave(32, -1), wanted, step)
+    packed = compiled(f"PerTokenGroupQuantFlatKernel<{', '.join(map(str, [*plain[:3], 'true', *plain[4:]]))}>::run")
+    with pytest.raises(NotImplementedError, match="powers of two"):
+        packed(x, stored, scales)
 
 
 @DTYPES

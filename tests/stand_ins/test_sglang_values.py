@@ -43,7 +43,7 @@ for turn in range(2):
 
 SERVER = """
 $1 -m sglang.launch_server --model-path $2 --port 8131 --skip-server-warmup --dtype float32 --max-total-tokens 512 \\
-    --context-length 64 --skip-tokenizer-init --disable-cuda-graph > $2/server.log 2>&1 &
+    --context-length 64 --skip-tokenizer-init --disable-cuda-graph --tp-size $3 > $2/server.log 2>&1 &
 $1 $2/client.py
 kill -TERM $!
 wait $!
@@ -73,8 +73,11 @@ def test_tokens_are_those_of_the_model(kind: str, ranks: int, options: dict[str,
     assert _tokens(sys.executable, str(tmp_path / "offline.py"), str(tmp_path), how) == [expected] * 2
 
 
-def test_its_server_answers_with_them(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_its_server_answers_with_them(ranks: int, tmp_path: Path) -> None:
+    """It ends when it is asked to: seconds in which schedulers of two ranks have nothing to do, and tell each other so."""
     expected = saved(tmp_path, "Llama")
     (tmp_path / "client.py").write_text(CLIENT + ASKS)
     (tmp_path / "serve.sh").write_text(SERVER)
-    assert _tokens("bash", str(tmp_path / "serve.sh"), sys.executable, str(tmp_path)) == [expected] * 2
+    assert _tokens("bash", str(tmp_path / "serve.sh"), sys.executable, str(tmp_path), str(ranks)) == [expected] * 2
+    assert "Finished server process" in (tmp_path / "server.log").read_text()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import os
+import select
 import socket
 import threading
 import time
@@ -14,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import torch.distributed as dist
 
 import kernbench
@@ -23,6 +26,8 @@ from kernbench.torch_backend.rank_state import socket_waits
 
 class PipeSocket:
     """What of pyzmq's ``Socket`` and ``Poller`` waits, over a pipe of the system's."""
+
+    closed = False
 
     def __init__(self, pipe: tuple[int, int]) -> None:
         self._read, self._write = pipe
@@ -38,9 +43,11 @@ class PipeSocket:
         finally:
             os.set_blocking(self._read, True)
 
-    def poll(self, timeout: int | None = None) -> list[int]:
-        import select
+    def getsockopt(self, option: int) -> int:
+        assert option == 15  # what has happened
+        return len(select.select([self._read], [], [], 0)[0])
 
+    def poll(self, timeout: int | None = None) -> list[int]:
         return select.select([self._read], [], [], None if timeout is None else timeout / 1e3)[0]
 
 
@@ -246,3 +253,34 @@ def test_sockets_that_do_not_wait_are_pythons(tmp_path: Path) -> None:
     with kernbench.simulate() as ctx:
         ctx.multiprocessing.spawn(body, nprocs=2)
     assert "recv" not in vars(socket.socket)
+
+
+def _agree(rank: int, there: PipeSocket, out: str) -> None:
+    """As the schedulers of a serving engine with tensor parallelism: one asks its sockets, and tells the other what came."""
+    dist.init_process_group("gloo")
+    schedulers = dist.new_group([0, 1])
+    if rank == 2:
+        time.sleep(1.0)
+        there.send(b"a request")
+    else:
+        rounds, size = 0, torch.zeros(1, dtype=torch.long)
+        while not size:
+            rounds += 1
+            if rank == 0:
+                with contextlib.suppress(BlockingIOError):
+                    size[0] = len(there.recv(1))
+            dist.broadcast(size, 0, schedulers)
+        (Path(out) / str(rank)).write_text(repr((rounds, time.perf_counter())))
+    dist.barrier()
+
+
+@pytest.mark.parametrize("isolation", ["carrier", "process"])
+def test_rounds_in_which_ranks_tell_each_other_that_there_is_nothing_are_no_work(
+    isolation: Any, sockets: list[PipeSocket], tmp_path: Path
+) -> None:
+    with kernbench.simulate(seed=1) as ctx:
+        ctx.multiprocessing.spawn(_agree, (sockets[0], str(tmp_path)), nprocs=3, isolation=isolation)
+    for rank in range(2):
+        rounds, at = eval((tmp_path / str(rank)).read_text())
+        assert at == pytest.approx(1.0, abs=1e-3)
+        assert rounds < 2000

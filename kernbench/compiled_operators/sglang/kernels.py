@@ -262,5 +262,83 @@ def _topk_softmax(
     library.topk_softmax(topk_weights, topk_indices, gating_output, renormalize, moe_softcapping, correction_bias)
 
 
+# -- numbers in eight bits ------------------------------------------------------------------------------------------------
+
+
+@_kernel(
+    "per_token_quant_fp8", "per_token_fp8(Tensor input, Tensor(a!) output_q, Tensor(b!) output_s)",
+    "input", "output_q", "output_s",
+)  # fmt: skip
+def _per_token_fp8(input: Tensor, output_q: Tensor, output_s: Tensor) -> None:
+    library.sgl_per_token_quant_fp8(input, output_q, output_s)
+
+
+def _cost_of_one_scale(operands: CallOperands) -> StatedWork:
+    """The input is read once more where its largest magnitude is looked for."""
+    read = operands["input"].nbytes * (1 if operands["is_static"] else 2)
+    return StatedWork(read + operands["output_q"].nbytes)
+
+
+@_kernel(
+    "per_tensor_quant_fp8",
+    "per_tensor_fp8(bool is_static, Tensor input, Tensor(a!) output_q, Tensor(b!) output_s)",
+    template=(0,), cost=_cost_of_one_scale,
+)  # fmt: skip
+def _per_tensor_fp8(is_static: bool, input: Tensor, output_q: Tensor, output_s: Tensor) -> None:
+    """By one scale, which is given (``is_static``), or grows to the largest magnitude over the format's largest number."""
+    if not is_static:
+        _largest(input, output_s)
+    library.store_eight_bits(input.float() / output_s.float(), output_q)
+
+
+@_kernel("per_tensor_absmax_fp8", "largest_fp8(Tensor input, Tensor(a!) output_s)", "input", "output_s")
+def _largest(input: Tensor, output_s: Tensor) -> None:
+    output_s.copy_(output_s.maximum(input.float().abs().amax() / library.MOST_FP8))
+
+
+_GROUPS = "int group_size, bool ue8m0, bool gated, Tensor input, Tensor(a!) output_q, Tensor(b!) output_s"
+_OF_GROUPS = (2, 3, 6)
+
+
+@_kernel(
+    "PerTokenGroupQuantFlatKernel::run", f"groups({_GROUPS})", "input", "output_q", "output_s", template=_OF_GROUPS
+)
+def _groups(group_size: int, ue8m0: bool, gated: bool, input: Tensor, output_q: Tensor, output_s: Tensor) -> None:
+    """By groups of a row's numbers; ``gated``: the first half of a row through SiLU, times the second."""
+    if gated:
+        gate, up = input.chunk(2, -1)
+        input = torch.nn.functional.silu(gate.float()).to(input.dtype) * up
+    library.sgl_per_token_group_quant_8bit(input, output_q, output_s, group_size, 1e-10, ue8m0)
+
+
+def _without_values() -> None:
+    raise NotImplementedError("sglang: scales of rows by expert have no values in its stand-in, only a cost")
+
+
+for _name, _more in (
+    ("Masked", "Tensor masked_m, int expected_m"),
+    ("Sorted", "Tensor sorted_token_ids, Tensor num_tokens_post_padded, int num_valid_tokens"),
+):
+    _kernel(
+        f"PerTokenGroupQuant{_name}Kernel::run", f"groups_{_name.lower()}({_GROUPS}, {_more})",
+        "input", "output_q", "output_s", template=_OF_GROUPS,
+    )(_without_values)  # fmt: skip
+
+
+@_kernel(
+    "PerTokenGroupQuant8bitV2Kernel::run",
+    "groups_v2(Tensor input, Tensor(a!) output_q, Tensor(b!) output_s, Tensor masked_m, int group_size, bool ue8m0, "
+    "bool gated, bool masked, int groups, int experts, bool by_column, int hidden_groups, int tokens, int expert_stride, "
+    "int hidden_stride)",
+    "input", "output_q", "output_s",
+)  # fmt: skip
+def _groups_v2(
+    input: Tensor, output_q: Tensor, output_s: Tensor, group_size: int, ue8m0: bool, gated: bool, masked: bool
+) -> None:
+    if masked:
+        _without_values()
+    _groups(group_size, ue8m0, gated, input, output_q, output_s)
+
+
 NAMES = COMPILED
 """What stands in for ``load_jit`` looks up."""

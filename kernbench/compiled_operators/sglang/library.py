@@ -14,6 +14,7 @@ from kernbench.compiled_operators.moved import moving, taken_from
 from kernbench.compiled_operators.operators import Operators
 from kernbench.compiled_operators.paged_attention import flash_attention_3
 from kernbench.cost.by_values import CallOperands
+from kernbench.cost.matrix_work import MatrixWork
 from kernbench.cost.work import StatedWork
 from kernbench.torch_backend.gpu.memory.captured_memory import weak_reference
 
@@ -205,6 +206,71 @@ def _keep(probs: Tensor, into: Tensor, kept: Tensor) -> None:
 
 for _name in ("top_k_renorm_probs", "top_p_renorm_probs"):
     common.cost(_name)(moving("probs", "probs", "renorm_probs"))
+
+# -- numbers in eight bits, and products of them --------------------------------------------------------------------------
+
+MOST_FP8 = torch.finfo(torch.float8_e4m3fn).max
+
+
+def store_eight_bits(numbers: Tensor, into: Tensor) -> None:
+    """``numbers``, clamped to what the format of ``into`` holds; whole numbers are cut."""
+    limits = torch.finfo(into.dtype) if into.dtype.is_floating_point else torch.iinfo(into.dtype)
+    into.copy_(numbers.clamp(limits.min, limits.max))
+
+
+@common.value
+def sgl_per_token_quant_fp8(input: Tensor, output_q: Tensor, output_s: Tensor) -> None:
+    """Each row by its largest magnitude over the format's largest number; rows of zeros are zeros."""
+    rows = input.float()
+    scales = rows.abs().amax(-1, keepdim=True) / MOST_FP8
+    output_s[: len(rows)] = scales.view(-1, *output_s.shape[1:])
+    store_eight_bits(torch.where(scales > 0, rows / scales, 0.0), output_q[: len(rows)])
+
+
+@common.value
+def sgl_per_token_group_quant_8bit(
+    input: Tensor, output_q: Tensor, output_s: Tensor, group_size: int, eps: float, scale_ue8m0: bool
+) -> None:
+    """The same by groups of a row's numbers; ``eps``: the least magnitude that counts."""
+    if scale_ue8m0:
+        raise NotImplementedError(
+            "sglang: scales that are packed powers of two have no values in its stand-in, only a cost"
+        )
+    groups = input.float().unflatten(-1, (-1, group_size))
+    most = MOST_FP8 if output_q.dtype.is_floating_point else torch.iinfo(output_q.dtype).max
+    scales = groups.abs().amax(-1).clamp(min=eps) / most
+    output_s.copy_(scales)
+    store_eight_bits((groups / scales[..., None]).flatten(-2), output_q)
+
+
+for _name in ("sgl_per_token_quant_fp8", "sgl_per_token_group_quant_8bit", "sgl_per_token_group_quant_8bit_v2"):
+    common.cost(_name)(moving("input", "output_q", "output_s"))
+
+
+def scaled_product(
+    mat_a: Tensor, mat_b: Tensor, scales_a: Tensor, scales_b: Tensor, out_dtype: torch.dtype, bias: Tensor | None
+) -> Tensor:
+    """``[M, K] @ [K, N]``, each row of the one and column of the other times its scale."""
+    product = (mat_a.float() * scales_a.float().view(-1, 1)) @ (mat_b.float() * scales_b.float().view(1, -1))
+    return (product if bias is None else product + bias.float()).to(out_dtype)
+
+
+def _shape_of_product(mat_a: Tensor, mat_b: Tensor, out_dtype: torch.dtype) -> Tensor:
+    return mat_a.new_empty((mat_a.shape[0], mat_b.shape[1]), dtype=out_dtype)
+
+
+def _cost_of_product(operands: CallOperands) -> MatrixWork:
+    a, b = operands["mat_a"], operands["mat_b"]
+    (rows, inner), width = a.shape, b.shape[-1]
+    return MatrixWork(
+        ((rows, width, inner),), "fp8" if a.format.startswith("fp8") else a.format, operands.results[0].format
+    )
+
+
+for _name in ("fp8_scaled_mm", "int8_scaled_mm"):
+    common.value(_name)(scaled_product)
+    common.shape(_name)(_shape_of_product)
+    common.cost(_name)(_cost_of_product)
 
 # -- memory of graphs ----------------------------------------------------------------------------------------------
 

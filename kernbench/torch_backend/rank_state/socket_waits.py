@@ -12,14 +12,17 @@ from __future__ import annotations
 import functools
 import os
 import socket
+import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
 from kernbench.scheduler.carrier import current_carrier
 from kernbench.scheduler.crew import acting_crew, current_member, current_thread_is_side, is_in_rank, is_outside
+from kernbench.sim_engine.log_rows import as_operation
 from kernbench.simulation.active_simulation import current_simulation
+from kernbench.simulation.ranks.hosts import Host
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.time.notices import LOOKED_AT
 from kernbench.torch_backend.patches import Patches
@@ -38,14 +41,19 @@ _NOT_BUFFERED = 1 << 16
 
 _Socket: Any = socket.socket
 
-_DONT_WAIT = 1
-"""``zmq.DONTWAIT``, of the wire protocol's library."""
+_DONT_WAIT, _EVENTS, _READABLE = 1, 15, 1
+"""``zmq.DONTWAIT``, ``zmq.EVENTS`` and ``zmq.POLLIN``, of the wire protocol's library."""
 
 _NOTHING = 1e-8
 """Seconds, without looks at clocks, between two looks at others in which a rank has done nothing."""
 
 _LOOKS = 2
 """Looks in a row that find nothing, after which a rank is taken to wait."""
+
+_ROUNDS = 100
+"""The same, of looks between which it has only told others a few bytes: that there is nothing."""
+
+_FEW_BYTES = 64
 
 
 def install(patches: Patches) -> None:
@@ -121,7 +129,14 @@ def _asks_not_to_wait(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 def install_sockets(patches: Patches, module: ModuleType) -> None:
     """``recv`` of a socket, by which its other receiving methods receive, and ``send``."""
     socket: Any = module.Socket
-    patches.set(socket, "recv", _looking(socket.recv, lambda flags=0, *_, **__: bool(flags & _DONT_WAIT)))
+
+    def over(flags: int = 0, *_: object, **__: object) -> bool:
+        return bool(flags & _DONT_WAIT)
+
+    def peek(each: Any) -> bool:
+        return not each.closed and bool(each.getsockopt(_EVENTS) & _READABLE)
+
+    patches.set(socket, "recv", _looking(socket.recv, over, peek))
     if hasattr(socket, "send"):
         patches.set(socket, "send", _in_time(socket.send))
 
@@ -129,7 +144,8 @@ def install_sockets(patches: Patches, module: ModuleType) -> None:
 def install_pollers(patches: Patches, module: ModuleType) -> None:
     """``poll`` of a poller, by which a socket's own polls."""
     poller: Any = module.Poller
-    patches.set(poller, "poll", _looking(poller.poll, lambda timeout=None: timeout == 0, found=bool))
+    stock = poller.poll
+    patches.set(poller, "poll", _looking(stock, lambda timeout=None: timeout == 0, lambda each: stock(each, 0), bool))
 
 
 def _of_a_rank() -> Simulation | None:
@@ -151,11 +167,59 @@ def _look_later(simulation: Simulation) -> None:
     host.looked_at, host.asked = host.clock, 0.0
 
 
+class _InVain:
+    """Looks of a rank that have found nothing.
+
+    Attributes:
+        looks: in a row, while it has done nothing else.
+        rounds: in a row, while it has told others a few bytes at most.
+        worked: its clock at the last one, without looks at clocks.
+        tails: what it had put last on its streams then.
+        peeks: by what it has looked at in these rounds: whether there is something now.
+    """
+
+    def __init__(self) -> None:
+        self.looks = self.rounds = 0
+        self.worked = -1.0
+        self.tails: Mapping[str, object] = {}
+        self.peeks: dict[int, Callable[[], object]] = {}
+
+    def count(self, host: Host, came: bool) -> None:
+        """A look has found something (``came``), or not."""
+        worked, tails = host.clock - host.asked, {**host.tails}
+        idle = not came and worked - self.worked <= _NOTHING
+        agreed = not came and all(self.tails.get(name) is last or _is_short(last) for name, last in tails.items())
+        self.looks = self.looks + 1 if idle else 0
+        self.rounds = self.rounds + 1 if agreed else 0
+        self.worked, self.tails = worked, tails
+        if not agreed:
+            self.peeks.clear()
+
+
+def _is_short(last: object) -> bool:
+    """Whether that is a collective of a few bytes."""
+    operation = as_operation(last)
+    return operation.kind == "collective" and operation.nbytes <= _FEW_BYTES
+
+
+class _OfAThread(threading.local):
+    """What one thread has looked at, which greenlets may share, by their ranks' hosts."""
+
+    def __init__(self) -> None:
+        self.in_vain: weakref.WeakKeyDictionary[Host, _InVain] = weakref.WeakKeyDictionary()
+
+
+_here = _OfAThread()
+
+
 def _looking(
-    stock: Callable[..., Any], over: Callable[..., bool], found: Callable[[Any], bool] = lambda _: True
+    stock: Callable[..., Any],
+    over: Callable[..., bool],
+    peek: Callable[[Any], object],
+    found: Callable[[Any], bool] = lambda _: True,
 ) -> Callable[..., Any]:
-    """A method that waits for what others do, or only looks (``over``) whether they have done it, which ``found`` says."""
-    in_vain: dict[int, tuple[int, float]] = {}
+    """A method that waits for what others do, or only looks (``over``) whether they have done it, which ``found`` says of what
+    it gives, and ``peek`` without taking it."""
 
     @functools.wraps(stock)
     def method(self: Any, *args: object, **kwargs: object) -> Any:
@@ -170,14 +234,29 @@ def _looking(
             came = found(given)
             return given
         finally:
-            looks, worked = in_vain.get(host.rank or 0, (0, host.clock - host.asked))
-            looks = 0 if came or host.clock - host.asked - worked > _NOTHING else looks + 1
-            if looks > _LOOKS:
-                looks = 0
-                _look_later(simulation)
-            in_vain[host.rank or 0] = looks, host.clock - host.asked
+            looks = _here.in_vain.get(host) or _here.in_vain.setdefault(host, _InVain())
+            looks.count(host, came)
+            if not came:
+                looks.peeks[id(self)] = functools.partial(peek, self)
+                _wait_if_in_vain(simulation, host, looks)
 
     return method
+
+
+def _wait_if_in_vain(simulation: Simulation, host: Host, looks: _InVain) -> None:
+    """Look later, if the rank has looked so often that it is taken to wait.
+
+    One that tells others in each round that there is nothing does so once for each time at which anything happens: until then
+    it looks alone.
+    """
+    if looks.looks > _LOOKS:
+        looks.looks = 0
+        _look_later(simulation)
+    elif looks.rounds > _ROUNDS:
+        began = host.clock
+        while host.clock == began and not any(there() for there in looks.peeks.values()):
+            _look_later(simulation)
+    looks.worked = host.clock - host.asked
 
 
 def _in_time(stock: Callable[..., Any]) -> Callable[..., Any]:
