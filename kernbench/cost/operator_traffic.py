@@ -8,6 +8,8 @@ from kernbench.cost.cuda_kernels import SORTED_BY_A_BLOCK
 from kernbench.cost.operands import Operand, Operands, everything, nbytes_of
 from kernbench.topology.dtypes import ITEM_BYTES
 
+_INT64 = 8
+
 
 def written(given: Operands, made: Operands) -> float:
     """The results are written, and nothing is read."""
@@ -119,6 +121,40 @@ def drawn(given: Operands, made: Operands) -> float:
 def twice_read(given: Operands, made: Operands) -> float:
     """Counted first, then written."""
     return 2 * nbytes_of(given) + nbytes_of(made)
+
+
+def _elements_and_tests(given: Operands, made: Operands) -> tuple[int, int]:
+    """How many elements an ``isin`` looks for, and among how many: one where it is a number."""
+    elements = prod(made[0].shape) if made else 0
+    if len(given) > 1:
+        return elements, prod(given[1].shape)
+    return elements, 1 if not given or given[0].shape == made[0].shape else prod(given[0].shape)
+
+
+def _compares_each(elements: int, tests: int) -> bool:
+    """Whether each element is compared with each that it may be, and nothing sorted (ATen/native/TensorCompare.cpp)."""
+    return tests < int(10.0 * elements**0.145)
+
+
+def looked_for(given: Operands, made: Operands) -> float:
+    """The comparisons of all pairs, a byte each, are written and reduced; past torch's limit elements and tests are sorted,
+    once each and once together, with an index each, and passed over once for each byte of a key [H]."""
+    elements, tests = _elements_and_tests(given, made)
+    if len(given) < 2 and tests == 1:
+        return everything(given, made)
+    if _compares_each(elements, tests):
+        return nbytes_of(given) + 2 * elements * tests + 4 * nbytes_of(made)
+    passes = max(1.0, given[0].values * ITEM_BYTES[given[0].format])
+    return 4 * passes * (nbytes_of(given) + _INT64 * (elements + tests))
+
+
+def looking_launches(given: Operands, made: Operands) -> int:
+    """One kernel for a comparison with a number; pairs are compared, reduced and copied to a result that was filled; sorts are
+    of two sets of distinct values and of both together [H]."""
+    elements, tests = _elements_and_tests(given, made)
+    if len(given) < 2 and tests == 1:
+        return 1
+    return 4 if _compares_each(elements, tests) else 110
 
 
 def transformed(given: Operands, made: Operands) -> float:

@@ -56,6 +56,8 @@ from kernbench.cost.operator_traffic import (
     gathered,
     gathered_by_bag,
     gathered_for_first,
+    looked_for,
+    looking_launches,
     once_more_read,
     picked_one_by_one,
     put_one_by_one,
@@ -332,6 +334,7 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     ("std std_mean var var_mean", replace(_moves("indexed"), scratch=reduced(16))),
     ("logsumexp", replace(_moves("reduce", as_log_of_sum, launches=6), scratch=log_sum_exp)),
     ("searchsorted bucketize", _moves("searched")),
+    ("isin", _moves("extreme", looked_for, launches=looking_launches)),
     ("bincount histc", _moves("histogram")),
     # weights are checked, a number is drawn for each, the largest quotient is found [H]
     ("multinomial", replace(_moves("pointwise", drawn, launches=38), scratch=sampled)),
@@ -348,7 +351,7 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     (
         """fractional_max_pool2d fractional_max_pool3d max_unpool2d max_unpool3d upsample_bicubic2d_aa upsample_bilinear2d_aa
         upsample_lanczos2d_aa ctc_loss cudnn_ctc_loss histogram histogramdd_bin_edges histogramdd_from_bin_cts
-        histogramdd_from_bin_tensors segment_reduce isin renorm multi_margin_loss multilabel_margin_loss binomial
+        histogramdd_from_bin_tensors segment_reduce renorm multi_margin_loss multilabel_margin_loss binomial
         sample_dirichlet dirichlet_grad standard_gamma standard_gamma_grad poisson""",
         _guessed("pointwise"),
     ),

@@ -116,6 +116,26 @@ def test_an_embeddings_gradient_sorts_where_there_are_many_indices():
 
 
 @pytest.mark.parametrize(
+    ("given", "made", "nbytes", "launches"),
+    [
+        (((4096,),), (4096,), 4096 * (8 + 1), 1),  # one number is looked for, or looked among
+        (((1 << 20,), (3,)), (1 << 20,), (1 << 20) * (8 + 2 * 3 + 4) + 3 * 8, 4),  # pairs, as many as both
+        (((3,),), (), 3 * 8 + 2 * 3 + 4, 4),
+        (
+            ((4096,), (4096,)),
+            (4096,),
+            4 * 8 * 8192 * (8 + 8),
+            110,
+        ),  # beyond 10 * 4096 ** 0.145 = 33 tests all are sorted
+    ],
+)
+def test_membership_compares_pairs_while_they_are_few(given, made, nbytes, launches):
+    operands, result = tensors(*given, dtype=I64), tensors(made, dtype=torch.bool)
+    assert traffic("isin", operands, result) == nbytes
+    assert find("isin").launches(operands, result) == launches
+
+
+@pytest.mark.parametrize(
     ("columns", "gbytes"),
     [(1152, 616.0), (2048, 959.9), (3072, 1186.8), (4096, 1329.3), (8192, 1483.8), (12288, 1393.7)],
 )
