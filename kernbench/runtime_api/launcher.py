@@ -29,7 +29,7 @@ from kernbench.scheduler.crew import current_member
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.rank_state import marked_source, replaced_attributes
 from kernbench.torch_backend.rank_state.output import TORCHRUN_PREFIX, rank_streams
-from kernbench.torch_backend.rank_state.process_state import rank_variables
+from kernbench.torch_backend.rank_state.process_state import go_to, rank_variables
 from kernbench.torch_backend.rank_state.rank_modules import SPAWNED_MAIN, RankModules
 
 
@@ -101,7 +101,9 @@ class RankProgram:
 
 @contextmanager
 def _as_started(program: RankProgram) -> Iterator[None]:
-    """``sys.argv`` and ``sys.path`` as the interpreter sets them for a script."""
+    """``sys.argv`` and ``sys.path`` as the interpreter sets them for a script. The working directory comes back: what a command
+    then writes is meant from where it was called, also where the program has removed the one that it went to."""
+    folder = os.getcwd()
     argv, path, main = sys.argv, list(sys.path), sys.modules.get("__main__")
     sys.argv = list(program.argv)
     sys.path.insert(0, os.getcwd() if program.package is not None else program.place)
@@ -110,6 +112,7 @@ def _as_started(program: RankProgram) -> Iterator[None]:
     finally:
         sys.argv = argv
         sys.path[:] = path
+        go_to(folder)
         if main is not None:
             sys.modules["__main__"] = main
 

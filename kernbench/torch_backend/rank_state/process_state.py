@@ -136,7 +136,7 @@ def _folder() -> str:
         return _REMOVED
 
 
-def _go_to(folder: str) -> None:
+def go_to(folder: str) -> None:
     """Make it the working directory; one that has been removed is as one that was removed while a process was in it."""
     try:
         _chdir(folder)
@@ -222,7 +222,8 @@ class ProcessState:
         for owner, name, read, write in RARE:
             self._switch_once_set(patches, owner, name, read, write)
         patches.set(dist, "set_debug_level_from_env", self._debug_level_from_env(dist.set_debug_level_from_env))
-        patches.set(os, "chdir", self._change_folder)
+        for change in (os.chdir, os.fchdir):
+            patches.set(os, change.__name__, functools.partial(self._change_folder, change))
         child_environment.install(patches, self.of_children)
         may_be_own = _is_no_module if self.rank_modules is None else self.rank_modules.may_be_own
         loggers.install(patches, self._generators, self.modules, may_be_own)
@@ -281,7 +282,7 @@ class ProcessState:
         sys.argv, sys.path, sys.excepthook = state.argv, state.path, state.excepthook
         sys.meta_path, (sys.stdin, sys.stdout, sys.stderr) = state.finders, state.streams
         if self._folders_differ and (folder := state.folder or self._folder) != saved.folder:
-            _go_to(folder)
+            go_to(folder)
         if state.main is not None:
             sys.modules["__main__"] = state.main
         self.modules.switch(resident, rank)
@@ -311,11 +312,11 @@ class ProcessState:
 
         patches.set(owner, name, change)
 
-    def _change_folder(self, path: Any) -> None:
-        """``os.chdir``. From the first one on, ranks' folders are compared."""
+    def _change_folder(self, change: Callable[[Any], None], to: Any) -> None:
+        """``os.chdir`` and its like. From the first one on, ranks' folders are compared."""
         if not self._folders_differ:
             self._folder, self._folders_differ = _folder(), True
-        _chdir(path)
+        change(to)
 
     @staticmethod
     def _debug_level_from_env(stock: Callable[[], None]) -> Callable[[], None]:
