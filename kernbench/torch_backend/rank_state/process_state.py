@@ -123,7 +123,7 @@ _SEEN_BY_C = frozenset({"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"})
 """Variables that are the same in every rank, which C++ may read past ``os.environ``."""
 
 
-_chdir = os.chdir
+_chdir, _fchdir = os.chdir, os.fchdir
 
 _REMOVED = "(removed)"
 
@@ -222,8 +222,8 @@ class ProcessState:
         for owner, name, read, write in RARE:
             self._switch_once_set(patches, owner, name, read, write)
         patches.set(dist, "set_debug_level_from_env", self._debug_level_from_env(dist.set_debug_level_from_env))
-        for change in (os.chdir, os.fchdir):
-            patches.set(os, change.__name__, functools.partial(self._change_folder, change))
+        patches.set(os, "chdir", self._change_folder)
+        patches.set(os, "fchdir", self._change_folder_to)
         child_environment.install(patches, self.of_children)
         may_be_own = _is_no_module if self.rank_modules is None else self.rank_modules.may_be_own
         loggers.install(patches, self._generators, self.modules, may_be_own)
@@ -312,11 +312,19 @@ class ProcessState:
 
         patches.set(owner, name, change)
 
-    def _change_folder(self, change: Callable[[Any], None], to: Any) -> None:
-        """``os.chdir`` and its like. From the first one on, ranks' folders are compared."""
+    def _change_folder(self, path: Any) -> None:
+        """``os.chdir``. From the first one on, ranks' folders are compared."""
+        self._compare_folders()
+        _chdir(path)
+
+    def _change_folder_to(self, fd: Any) -> None:
+        """``os.fchdir``."""
+        self._compare_folders()
+        _fchdir(fd)
+
+    def _compare_folders(self) -> None:
         if not self._folders_differ:
             self._folder, self._folders_differ = _folder(), True
-        change(to)
 
     @staticmethod
     def _debug_level_from_env(stock: Callable[[], None]) -> Callable[[], None]:
