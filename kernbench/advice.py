@@ -34,6 +34,17 @@ def _no_program(error: BaseException, files: Sequence[str]) -> str | None:
     return None
 
 
+def _no_processes(error: BaseException, files: Sequence[str]) -> str | None:
+    if "can't start new thread" in message_of(error) or (
+        isinstance(error, BlockingIOError) and files and os.path.basename(files[-1]) in _BEGIN_PROCESSES
+    ):
+        return "the system allows no more processes, of which each thread is one: allow more (ulimit -u)"
+    return None
+
+
+_BEGIN_PROCESSES = ("popen_fork.py", "popen_spawn_posix.py", "util.py", "subprocess.py")
+
+
 def _no_gpu(error: BaseException, files: Sequence[str]) -> str | None:
     said = message_of(error)
     if "Torch not compiled with CUDA enabled" in said or (
@@ -80,7 +91,7 @@ def _no_cuda_compiler(error: BaseException, files: Sequence[str]) -> str | None:
 
 
 _ROWS: tuple[Callable[[BaseException, Sequence[str]], str | None], ...] = (
-    _no_cache, _no_compiler, _no_program, _no_gpu, _no_cuda_library, _no_libraries, _no_cuda_compiler,
+    _no_cache, _no_compiler, _no_program, _no_processes, _no_gpu, _no_cuda_library, _no_libraries, _no_cuda_compiler,
 )  # fmt: skip
 """Each is given an error and the files of its frames, outermost first; the first that knows it is taken."""
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import gzip
+import hashlib
 import os
 import platform
 import stat
@@ -21,8 +22,8 @@ from kernbench.input_files import exists, is_directory, is_file, shown_path
 def require_place(path: str | Path, *endings: str, option: str = "") -> str:
     """The one of ``endings`` that the name has; empty if it may have any.
 
-    Raises :class:`ConfigError`, with the ``option`` that asked for the file: the name has another ending, it is a folder, or
-    there is no folder for it.
+    Raises :class:`ConfigError`, with the ``option`` that asked for the file: the name has another ending or is too long, it is
+    a folder, or there is no folder for it, or none that may be written to.
     """
     target = Path(path)
     name = f"{option} {shown(target)}".strip()
@@ -34,9 +35,27 @@ def require_place(path: str | Path, *endings: str, option: str = "") -> str:
         )
     if is_directory(target):
         raise ConfigError(f"{name}: is a folder; expected a file")
-    if not is_directory(target.absolute().parent):
-        raise ConfigError(f"{name}: there is no folder {shown(target.absolute().parent)}")
+    if not is_directory(target.parent):
+        raise ConfigError(f"{name}: there is no folder {shown(os.path.abspath(target.parent))}")
+    try:
+        os.lstat(target)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise ConfigError(f"{name}: {error.strerror}") from None
+    folder = target if _is_written_in_place(target) else Path(os.path.realpath(target)).parent
+    if not os.access(folder, os.W_OK):
+        raise ConfigError(f"{name}: {shown(os.path.abspath(folder))} cannot be written to")
     return ending
+
+
+def require_folder(path: str | Path, *, option: str) -> None:
+    """Raises :class:`ConfigError`, with the ``option`` that asked for it, where :func:`make_folder` could not make it."""
+    whole = Path(os.path.abspath(path))
+    there = next(each for each in (whole, *whole.parents) if os.path.lexists(each))
+    if not is_directory(there) or not os.access(there, os.W_OK):
+        what = "cannot be written to" if is_directory(there) else "is no folder"
+        raise ConfigError(f"{option} {shown(path)}: {shown(there)} {what}")
 
 
 def shown(path: str | Path) -> str:
@@ -54,12 +73,13 @@ def replacing(path: str | Path) -> Iterator[Path]:
     Raises:
         OutputError: the system refuses to write it; the message says why.
     """
-    target = Path(os.path.realpath(path))
     if _is_written_in_place(Path(path)):
         with explained(path):
             yield Path(path)
         return
-    part = target.with_name(f".{target.name}.{_host()}-{os.getpid()}.part")
+    with explained(path):
+        target = Path(os.path.realpath(path))
+    part = target.with_name(f"{_before(target)}{os.getpid()}.part")
     _remove_left(target)
     with explained(path):
         try:
@@ -73,13 +93,21 @@ def replacing(path: str | Path) -> Iterator[Path]:
             raise
 
 
-def _host() -> str:
-    return platform.node().replace("/", "_")
+_LONGEST_NAME = 255 - len(".part") - 20
+"""Bytes of the beginning of a name to which the number of a process is added."""
+
+
+def _before(target: Path) -> str:
+    """What the names begin with under which processes of this machine write a file."""
+    name, host = target.name, platform.node().replace("/", "_")[:64]
+    if len(os.fsencode(name)) + len(host) > _LONGEST_NAME:
+        name = hashlib.sha256(os.fsencode(name)).hexdigest()[:32]
+    return f".{name}.{host}-"
 
 
 def _remove_left(target: Path) -> None:
     """What processes of this machine have left of this file that were ended while they wrote it (a second Ctrl-C)."""
-    before = f".{target.name}.{_host()}-"
+    before = _before(target)
     with contextlib.suppress(OSError):
         for name in os.listdir(target.parent):
             number = name.removeprefix(before).removesuffix(".part")

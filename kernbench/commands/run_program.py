@@ -26,7 +26,7 @@ from kernbench.input_files import exists
 from kernbench.interruption import Interrupted, ending_signals
 from kernbench.options import RunOptions, command_line
 from kernbench.order import check_findings_path, write_findings
-from kernbench.output_files import require_place
+from kernbench.output_files import require_folder, require_place
 from kernbench.plugins.manager import default_manager
 from kernbench.plurals import counted
 from kernbench.processes.gate import INHERITED
@@ -76,6 +76,8 @@ def run(asked: RunOptions, program: str, args: tuple[str, ...], variables: dict[
         asked = replace(asked, races="warn" if asked.races == "off" else asked.races)
     if asked.json is not None:
         require_place(asked.json, option="--json")
+    if asked.flight_recorder is not None:
+        require_folder(asked.flight_recorder, option="--flight-recorder")
     live: ReportServer | None = here.meta.get(LIVE)
     reports = asked.report_file is not None or live is not None
     report = None

@@ -129,7 +129,13 @@ class Family(RankProcesses):
             for child in self.children.values():
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore", DeprecationWarning)  # torch's threads are not used in the child
-                    child.pid = with_room(os.fork)
+                    try:
+                        child.pid = with_room(os.fork)
+                    except BlockingIOError as error:
+                        raise KernbenchError(
+                            f"no process for rank {child.rank}: {error.strerror}. Allow more (ulimit -u), or use "
+                            "isolation='carrier'"
+                        ) from None
                 if child.pid == 0:
                     self._leave_others(child)
                     body(child)

@@ -28,6 +28,7 @@ from kernbench.scheduler.carrier import be_alone
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.environment import Environment
 from kernbench.torch_backend.process_groups.stores import StoreHost
+from kernbench.torch_backend.rank_state.output import require_encodable
 
 _LAST = -1000
 """Priority of what is done at the end of a process of multiprocessing, after all else."""
@@ -49,9 +50,16 @@ class SentStream:
         """Send text, at once: the process may not live to end its batch."""
         if self._side.apart:
             return self._stream.write(text)
+        require_encodable(self._stream, text)
         self._side.cast("write", self._which, text)
         self._side.send()
         return len(text)
+
+    def reconfigure(self, **how: Any) -> None:
+        """Here, for what the rank asks of it, and where the text comes out, as of ranks that share one stream."""
+        self._stream.reconfigure(**how)  # type: ignore[attr-defined]
+        if not self._side.apart:
+            self._side.cast("reconfigure", self._which, how)
 
     def writelines(self, lines: Any) -> None:
         """Write one after the other."""

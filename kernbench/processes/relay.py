@@ -68,6 +68,7 @@ class Relay:
         self._handlers: dict[str, Callable[..., Any]] = {
             **self._operations.happenings,
             "call": self._call, "leave": self._leave, "store": self._store_given, "write": self._write,
+            "reconfigure": self._reconfigure,
             "memory": devices.open, "reserved": devices.reserved, "occupied": devices.occupied,
             "thread": self._thread, "tell": self._tell,
             "linger": partial(simulation.threads.linger, self._rank),
@@ -368,6 +369,10 @@ class Relay:
     def _write(self, which: str, text: str) -> None:
         if (stream := getattr(sys, which)) is not None:  # it is closed
             stream.write(text)
+
+    def _reconfigure(self, which: str, how: dict[str, Any]) -> None:
+        if (stream := getattr(sys, which)) is not None:
+            stream.reconfigure(**how)
 
     def _give_way(self) -> None:
         """The rank has computed what a thread or greenlet would have main compute: the others go on meanwhile."""

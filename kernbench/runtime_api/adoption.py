@@ -30,6 +30,7 @@ from kernbench.runtime_api.process_context import ProcessContext
 from kernbench.runtime_api.spawned_ranks import with_arguments
 from kernbench.scheduler import Rank
 from kernbench.scheduler.carrier import Carrier, current_carrier
+from kernbench.scheduler.host_effects import start_thread
 from kernbench.simulation.ranks.failures import SpawnException
 from kernbench.simulation.simulation import Simulation
 from kernbench.topology import TopologyHandle
@@ -90,7 +91,7 @@ class Adoption:
         self._driver = threading.Thread(
             target=self._drive, args=(threading.current_thread(), adopted), name=DRIVER_THREAD, daemon=True
         )
-        self._driver.start()
+        start_thread(self._driver, "the simulation")
         adopted.wait()
         assert self._rank is not None
         rank, carrier = self._rank

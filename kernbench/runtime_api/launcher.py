@@ -28,8 +28,9 @@ from kernbench.scheduler import RaisedElsewhere, user_traceback
 from kernbench.scheduler.crew import current_member
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.rank_state import marked_source, replaced_attributes
+from kernbench.torch_backend.rank_state.excepthooks import call_excepthook, excepthook
 from kernbench.torch_backend.rank_state.output import TORCHRUN_PREFIX, rank_streams
-from kernbench.torch_backend.rank_state.process_state import rank_variables
+from kernbench.torch_backend.rank_state.process_state import go_to, rank_variables
 from kernbench.torch_backend.rank_state.rank_modules import SPAWNED_MAIN, RankModules
 
 
@@ -101,7 +102,9 @@ class RankProgram:
 
 @contextmanager
 def _as_started(program: RankProgram) -> Iterator[None]:
-    """``sys.argv`` and ``sys.path`` as the interpreter sets them for a script."""
+    """``sys.argv`` and ``sys.path`` as the interpreter sets them for a script. The working directory comes back: what a command
+    then writes is meant from where it was called, also where the program has removed the one that it went to."""
+    folder = os.getcwd()
     argv, path, main = sys.argv, list(sys.path), sys.modules.get("__main__")
     sys.argv = list(program.argv)
     sys.path.insert(0, os.getcwd() if program.package is not None else program.place)
@@ -110,6 +113,7 @@ def _as_started(program: RankProgram) -> Iterator[None]:
     finally:
         sys.argv = argv
         sys.path[:] = path
+        go_to(folder)
         if main is not None:
             sys.modules["__main__"] = main
 
@@ -161,8 +165,13 @@ def run_ranks(
                 if ctx.simulation.scheduler.interrupted or ctx.simulation.scheduler.aborting:
                     raise
                 # its own: torchrun's process would end with 130, which is a failure
+                call_excepthook(error, others)
                 raise RaisedElsewhere(error, user_traceback(error)) from None
+            except Exception as error:
+                call_excepthook(error, others)
+                raise
 
+    others = excepthook()
     patches = Patches()
     at_exit = _at_exit(ctx, patches) if isolation == "carrier" else None
     if isolation == "process":
@@ -205,6 +214,8 @@ def run_once(
     adoption = Adoption(ctx.simulation, ctx.multiprocessing)
     at_exit = _at_exit(ctx, patches)
 
+    others = excepthook()
+
     def who() -> int | None:
         return None if adoption.holds else ctx.simulation.scheduler.current_rank()
 
@@ -227,7 +238,11 @@ def run_once(
             sys.modules["__main__"] = main
             try:
                 with adoption, at_exit.program(), _exits():
-                    exec(program.code, vars(main))
+                    try:
+                        exec(program.code, vars(main))
+                    except Exception as error:
+                        call_excepthook(error, others)
+                        raise
             finally:
                 if at_end is not None:
                     at_end()

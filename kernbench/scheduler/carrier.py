@@ -24,7 +24,8 @@ from typing import Any, NoReturn
 
 from greenlet import getcurrent, greenlet
 
-from kernbench.errors import NoProgressError
+from kernbench.errors import KernbenchError, NoProgressError
+from kernbench.scheduler.host_effects import start_thread
 from kernbench.scheduler.standstill import tell
 from kernbench.scheduler.thread_effort import Effort
 from kernbench.scheduler.thread_frames import frame_of_thread, handled_by_thread
@@ -35,9 +36,6 @@ class _OfThread(threading.local):
 
 
 _local = _OfThread()
-
-_start: Callable[[threading.Thread], None] = threading.Thread.start
-"""Python's own: in a simulation that a rank runs, these are ranks, and no threads of that rank's program."""
 
 
 def current_carrier() -> Carrier | None:
@@ -288,13 +286,13 @@ class Carrier:
             self.thread.join()
 
     def start(self) -> None:
-        """In main: create the thread. Raises RuntimeError if the system has no more."""
+        """In main: create the thread. Raises KernbenchError if the system has no more."""
         self.started = True
         if self.is_side:
             return  # its thread is there, or on its way
         try:
-            _start(self.thread)
-        except RuntimeError:
+            start_thread(self.thread, f"rank {self.index}")
+        except KernbenchError:
             self.finished = True
             self._baton.holder = None
             raise

@@ -19,7 +19,7 @@ from functools import partial
 from os import getpid
 from typing import Any, TypeVar
 
-from kernbench.errors import ConfigError
+from kernbench.errors import ConfigError, KernbenchError
 from kernbench.interruption import DEFAULTS, EndingHandler, interrupt
 
 try:
@@ -232,6 +232,20 @@ def with_room(begin: Callable[[], T]) -> T:
         if settled:
             gc.freeze()
         return begin()
+
+
+_start: Callable[[threading.Thread], None] = threading.Thread.start
+"""Python's own: in a simulation that a rank runs, these are ranks, and no threads of that rank's program."""
+
+
+def start_thread(thread: threading.Thread, whose: str) -> None:
+    """Start a thread of the simulation's own. Raises KernbenchError if the system has no more for ``whose``."""
+    try:
+        _start(thread)
+    except RuntimeError as error:
+        raise KernbenchError(
+            f"no thread for {whose}: {error}. The system counts each as a process: allow more (ulimit -u)"
+        ) from None
 
 
 @contextmanager

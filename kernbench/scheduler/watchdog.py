@@ -21,6 +21,7 @@ from typing import Any
 from kernbench.errors import HiddenBlockingError
 from kernbench.scheduler.carrier import Baton, Carrier
 from kernbench.scheduler.held_locks import held_lock
+from kernbench.scheduler.host_effects import start_thread
 from kernbench.scheduler.standstill import Standstill, lines_to, shown_stack, tell
 from kernbench.scheduler.thread_frames import frame_of_thread
 
@@ -37,7 +38,7 @@ _FUTEX = {"x86_64": "202", "aarch64": "98"}
 """Number of the system call by which a thread waits for a lock, by machine."""
 
 
-_start, _join = threading.Thread.start, threading.Thread.join
+_join = threading.Thread.join
 """Of Python itself: where ranks run, others stand in for them, by which a program's threads are its ranks'."""
 
 
@@ -68,7 +69,7 @@ class Watchdog:
     def watching(self) -> Iterator[None]:
         """Look for the length of a block."""
         thread = Thread(target=self._run, name=WATCHDOG_THREAD, daemon=True)
-        _start(thread)
+        start_thread(thread, "the look for ranks that wait for ever")
         try:
             yield
         finally:

@@ -10,6 +10,13 @@ from typing import Any, TextIO
 TORCHRUN_PREFIX = "[rank{}] "
 
 
+def require_encodable(stream: Any, text: str) -> None:
+    """Raise what Python's own stream raises at the line that prints text which it has no bytes for (``LC_ALL=C``)."""
+    encoding = getattr(stream, "encoding", None)
+    if encoding is not None and not text.isascii():
+        text.encode(encoding, getattr(stream, "errors", None) or "strict")
+
+
 class RankStream:
     """A text stream that names the writer. Lines come out whole, in the order in which they were finished.
 
@@ -33,6 +40,7 @@ class RankStream:
             return self._stream.write(text)
         if rank in self._closed:
             raise ValueError("I/O operation on closed file.")
+        require_encodable(self._stream, text)
         *lines, rest = (self._partial.get(rank, "") + text).split("\n")
         if lines:
             self._stream.write("".join(f"{self._prefix.format(rank)}{line}\n" for line in lines))

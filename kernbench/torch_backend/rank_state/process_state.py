@@ -123,7 +123,7 @@ _SEEN_BY_C = frozenset({"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE"})
 """Variables that are the same in every rank, which C++ may read past ``os.environ``."""
 
 
-_chdir = os.chdir
+_chdir, _fchdir = os.chdir, os.fchdir
 
 _REMOVED = "(removed)"
 
@@ -136,7 +136,7 @@ def _folder() -> str:
         return _REMOVED
 
 
-def _go_to(folder: str) -> None:
+def go_to(folder: str) -> None:
     """Make it the working directory; one that has been removed is as one that was removed while a process was in it."""
     try:
         _chdir(folder)
@@ -223,6 +223,7 @@ class ProcessState:
             self._switch_once_set(patches, owner, name, read, write)
         patches.set(dist, "set_debug_level_from_env", self._debug_level_from_env(dist.set_debug_level_from_env))
         patches.set(os, "chdir", self._change_folder)
+        patches.set(os, "fchdir", self._change_folder_to)
         child_environment.install(patches, self.of_children)
         may_be_own = _is_no_module if self.rank_modules is None else self.rank_modules.may_be_own
         loggers.install(patches, self._generators, self.modules, may_be_own)
@@ -281,7 +282,7 @@ class ProcessState:
         sys.argv, sys.path, sys.excepthook = state.argv, state.path, state.excepthook
         sys.meta_path, (sys.stdin, sys.stdout, sys.stderr) = state.finders, state.streams
         if self._folders_differ and (folder := state.folder or self._folder) != saved.folder:
-            _go_to(folder)
+            go_to(folder)
         if state.main is not None:
             sys.modules["__main__"] = state.main
         self.modules.switch(resident, rank)
@@ -313,9 +314,17 @@ class ProcessState:
 
     def _change_folder(self, path: Any) -> None:
         """``os.chdir``. From the first one on, ranks' folders are compared."""
+        self._compare_folders()
+        _chdir(path)
+
+    def _change_folder_to(self, fd: Any) -> None:
+        """``os.fchdir``."""
+        self._compare_folders()
+        _fchdir(fd)
+
+    def _compare_folders(self) -> None:
         if not self._folders_differ:
             self._folder, self._folders_differ = _folder(), True
-        _chdir(path)
 
     @staticmethod
     def _debug_level_from_env(stock: Callable[[], None]) -> Callable[[], None]:
