@@ -40,7 +40,8 @@ class ClockLimit(Protocol):
 
 @dataclass(frozen=True)
 class SustainedProducts:
-    """Products lose a share of their rate where one follows another.
+    """Products lose a share of their rate where one follows another, or attention, which multiplies on the same engines. That
+    keeps its own time: tables of it are of kernels that last.
 
     Attributes:
         slowdown: share by which they take longer at the sustained clock than at the boost clock.
@@ -56,7 +57,7 @@ class SustainedProducts:
 
     def draw(self, kind: str, rate: float, watts: float) -> Draw:
         """The share of the time in which it multiplies."""
-        return (1.0, 0.0) if kind == "gemm" and rate < self.streaming else NOTHING
+        return (1.0, 0.0) if kind == "attention" or (kind == "gemm" and rate < self.streaming) else NOTHING
 
     def slower(self, kind: str, rate: float, drawn: Draw) -> float:
         """Products by a part of the slowdown."""

@@ -52,6 +52,23 @@ def test_a_device_that_multiplies_half_of_the_time_does_as_its_generation_says(
     assert found == pytest.approx(took, rel=0.01)
 
 
+def test_attention_between_them_lets_no_clock_recover() -> None:
+    """It multiplies, too, and keeps its own time; additions, which do not, give products the boost clock back."""
+
+    def last_of_a_layer(kind: str) -> float:
+        made, moment = clocks((0.3, 0.5)), 0.0
+        for _ in range(200):
+            took = made.slowed(PLACE, PRODUCT, moment, 1e-3)
+            moment += took
+            beside = made.slowed(PLACE, Title("beside", kind, 0, (0.0, 0.0)), moment, 4e-3)
+            assert beside == 4e-3
+            moment += beside
+        return took
+
+    assert last_of_a_layer("attention") == pytest.approx(1.25e-3)
+    assert last_of_a_layer("math") == 1e-3
+
+
 def test_after_a_pause_it_is_fast_again() -> None:
     made = clocks()
     assert made.slowed(PLACE, PRODUCT, 0.0, 1.0) == 1.0
