@@ -1,10 +1,23 @@
-"""Variables of this process's environment that are set for a while."""
+"""Variables of this process's environment: their values, and such as are set for a while."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+
+from kernbench.errors import ConfigError
+
+
+def one_of(name: str, *values: str) -> str:
+    """The value of a variable; the first of ``values`` where it is empty or not set.
+
+    Raises ConfigError if it is none of them.
+    """
+    value = os.environ.get(name) or values[0]
+    if value not in values:
+        raise ConfigError(f"{name}={value}: expected {', '.join(values[:-1])} or {values[-1]}")
+    return value
 
 
 @contextmanager

@@ -17,7 +17,8 @@ from types import FrameType, TracebackType
 
 from typing_extensions import deprecated
 
-from kernbench.errors import MOST_OF_A_MESSAGE, ConfigError, kind_of, message_of, notes_of, own_attribute
+from kernbench.environment_variables import one_of
+from kernbench.errors import MOST_OF_A_MESSAGE, kind_of, message_of, notes_of, own_attribute
 from kernbench.own_files import is_own
 from kernbench.plurals import counted
 
@@ -115,10 +116,7 @@ def _libraries() -> tuple[str, ...]:
 
 
 def _wants_full() -> bool:
-    style = os.environ.get(VARIABLE, "") or STYLES[0]
-    if style not in STYLES:
-        raise ConfigError(f"{VARIABLE}={style}: expected {' or '.join(STYLES)}")
-    return style == "full"
+    return one_of(VARIABLE, *STYLES) == "full"
 
 
 def _from_program(frames: TracebackType | None) -> list[tuple[FrameType, int]]:

@@ -6,7 +6,6 @@ checked launch takes several times the memory and time.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kernbench.environment_variables import one_of
 from kernbench.errors import MemoryAccessError, RaceError
 
 from .access import Access, Piece
@@ -28,7 +28,7 @@ class UninitialisedReadError(MemoryAccessError):
     """A program read memory that was registered as fresh and that is unwritten."""
 
 
-_enabled = os.environ.get("KERNBENCH_TRITON_CHECK") == "1"
+_enabled = one_of("KERNBENCH_TRITON_CHECK", "0", "1") == "1"
 
 
 def set_checks(on: bool) -> bool:

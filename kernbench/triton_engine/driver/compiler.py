@@ -11,7 +11,9 @@ from typing import Any
 
 from triton.backends.compiler import BaseBackend
 
-if os.environ.get("KERNBENCH_TRITON") == "1":
+from kernbench.environment_variables import one_of
+
+if one_of("KERNBENCH_TRITON", "0", "1") == "1":
     # With a real GPU present two drivers would be active, which Triton refuses; the user asked for this one.
     os.environ.setdefault("TRITON_DEFAULT_BACKEND", "kernbench")
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")

@@ -5,11 +5,12 @@ Imported by Triton while Triton itself is being imported: everything but the bas
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from triton.backends.driver import DriverBase
+
+from kernbench.environment_variables import one_of
 
 
 class KernbenchDriver(DriverBase):
@@ -23,7 +24,7 @@ class KernbenchDriver(DriverBase):
 
     @classmethod
     def is_active(cls) -> bool:
-        return os.environ.get("KERNBENCH_TRITON") == "1"
+        return one_of("KERNBENCH_TRITON", "0", "1") == "1"
 
     # What a launch asks for
 

@@ -6,12 +6,12 @@ look at registers and shared memory), for a direct ``triton.compile``, and for :
 
 from __future__ import annotations
 
-import os
 import sys
 from contextlib import contextmanager
 from functools import lru_cache
 from typing import Any
 
+from kernbench.environment_variables import one_of
 from kernbench.errors import KernbenchError
 
 from .target import get_target
@@ -41,7 +41,7 @@ def _mode() -> str:
     """Values for launches; full for ``warmup`` and for direct callers of the compiler."""
     if _forced:
         return _forced[-1]
-    if os.environ.get("KERNBENCH_TRITON_COMPILE") == "full":
+    if one_of("KERNBENCH_TRITON_COMPILE", "values", "full") == "full":
         return "full"
     frame = sys._getframe(3)
     for _ in range(8):

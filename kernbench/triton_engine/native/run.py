@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import Tensor
 
-from kernbench.errors import ConfigError
+from kernbench.environment_variables import one_of
 from kernbench.triton_engine.batch import Batch
 from kernbench.triton_engine.frontend.program import Instr, OpInfo
 from kernbench.triton_engine.frontend.types import TORCH_DTYPE, Ty
@@ -33,10 +32,7 @@ def mode() -> str:
     Raises:
         ConfigError: the variable has another value.
     """
-    value = os.environ.get(VARIABLE, "auto")
-    if value not in ("auto", "always", "never"):
-        raise ConfigError(f"{VARIABLE}={value}: it is auto, always or never")
-    return value
+    return one_of(VARIABLE, "auto", "always", "never")
 
 
 class _PlanFor:
