@@ -14,12 +14,20 @@ from kernbench.torch_backend.overloads import OpOverload
 Check = Callable[[int, Any, Any], None]
 """Is given the compute capability of a GPU, arguments by place and by keyword."""
 
+_OF_CPUS = frozenset((
+    "histogram", "_histogramdd_bin_edges", "_histogramdd_from_bin_cts", "_histogramdd_from_bin_tensors", "_spdiags",
+    "_upsample_lanczos2d_aa", "_upsample_lanczos2d_aa_backward",
+))  # fmt: skip
+"""Operators that have a kernel for a CPU, and none for CUDA (torch/include/ATen/ops/*_cuda_dispatch.h)."""
+
 
 def refusal_of(func: OpOverload) -> Check | None:
     """What raises, in CUDA's words, if CUDA refuses an ``OpOverload`` with given arguments on a GPU; None: it never does."""
     if func.namespace != "aten":
         return None
     name = func._opname
+    if name in _OF_CPUS:
+        return _of_cpus(func)
     typed, scaled, alert = (
         None
         if func._overloadname.startswith("dtype")
@@ -31,7 +39,7 @@ def refusal_of(func: OpOverload) -> Check | None:
         return None
 
     def check(arch: int, args: Any, kwargs: Any) -> None:
-        if not any(isinstance(each, torch.Tensor) and block_of(each) is not None for each in args):
+        if not _on_a_gpu(args):
             return
         if typed is not None:
             typed(args)
@@ -39,6 +47,21 @@ def refusal_of(func: OpOverload) -> Check | None:
             scaled(arch, args)
         if alert is not None:
             alert(args, kwargs)
+
+    return check
+
+
+def _on_a_gpu(args: Any) -> bool:
+    return any(isinstance(each, torch.Tensor) and block_of(each) is not None for each in args)
+
+
+def _of_cpus(func: OpOverload) -> Check:
+    def check(arch: int, args: Any, kwargs: Any) -> None:
+        if _on_a_gpu(args):
+            raise NotImplementedError(
+                f"Could not run '{func.name()}' with arguments from the 'CUDA' backend: torch has it for CPUs alone. Move its "
+                "arguments to the host first"
+            )
 
     return check
 
