@@ -4,6 +4,7 @@
 - ``dropout``: on a GPU ``native_dropout``, which keeps its mask, for ``0 < p < 1``.
 - ``one_hot``: of the host's tensor C++ looks at the least and the largest value; on a GPU it looks at the largest if it is not
   told how many classes there are, and at nothing otherwise.
+- ``linalg.lstsq``: a CPU has four drivers, a GPU one.
 
 The functions of torch that choose are replaced, and choose for tensors on simulated GPUs as they would there. What CPUs have no
 kernel for is given one (:func:`register`).
@@ -32,6 +33,7 @@ RELIES_ON = (
     Reliance("torch.native_dropout", "what a GPU runs"),
     Reliance("torch.nn.functional", "programs call it by this name", has=("one_hot",)),
     Reliance("torch._C._nn", "torch calls it by this one", has=("one_hot",)),
+    Reliance("torch.linalg", "so do they this", has=("lstsq",)),
     Reliance("torch._C._functorch.is_functorch_wrapped_tensor", "vmap's tensors are C++'s own business",
              holds=lambda is_wrapped: not is_wrapped(torch.ones(1))),
 )  # fmt: skip
@@ -42,6 +44,7 @@ def install(patches: Patches) -> None:
     patches.set(torch, "rms_norm", _fused_norm(torch.rms_norm))
     patches.set(torch, "dropout", _fused_dropout(torch.dropout))
     patches.set(torch._VF, "dropout", _fused_dropout(torch._VF.dropout))
+    patches.set(torch.linalg, "lstsq", _least_squares(torch.linalg.lstsq))
     one_hot = _one_hot(torch.nn.functional.one_hot)
     patches.set(torch.nn.functional, "one_hot", one_hot)
     patches.set(torch._C._nn, "one_hot", one_hot)
@@ -76,6 +79,20 @@ def _fused_dropout(stock: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return torch.native_dropout(input, p, train)[0]
 
     return dropout
+
+
+def _least_squares(stock: Callable[..., Any]) -> Callable[..., Any]:
+    """A GPU's only driver is ``gels``, which is its default."""
+
+    @functools.wraps(stock)
+    def lstsq(A: Tensor, B: Tensor, rcond: float | None = None, *, driver: str | None = None, **out: object) -> Any:
+        if not is_on_gpu(A):
+            return stock(A, B, rcond, driver=driver, **out)
+        if driver not in (None, "gels"):
+            raise RuntimeError("torch.linalg.lstsq: `driver` other than `gels` is not supported on CUDA")
+        return stock(A, B, rcond, driver="gels", **out)
+
+    return lstsq
 
 
 def _one_hot(stock: Callable[..., Tensor]) -> Callable[..., Tensor]:

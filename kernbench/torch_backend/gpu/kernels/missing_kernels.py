@@ -14,7 +14,6 @@ from kernbench.torch_backend.gpu.kernels import (
     wide_products,
     wide_softmax,
 )
-from kernbench.torch_backend.gpu.tensors.placement import block_of
 from kernbench.torch_backend.overloads import OpOverload
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -25,7 +24,6 @@ RELIES_ON = (
         for name in ("max_pool3d_with_indices", "avg_pool3d", "grid_sampler_2d", "reflection_pad2d", "replication_pad2d")
         for back in ("", "_backward")
     ),
-    Reliance("torch.ops.aten.linalg_lstsq.default._op", "it takes a driver"),
     Reliance("torch.ops.aten.native_batch_norm_backward.default._op", "gradient, input and weight come first"),
 )  # fmt: skip
 
@@ -40,17 +38,6 @@ def _histc(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
 def _trace(tensor: torch.Tensor) -> torch.Tensor:
     """``trace`` counts booleans on a GPU."""
     return torch.trace(tensor.long() if tensor.dtype is torch.bool else tensor)
-
-
-def _least_squares(
-    tensor: torch.Tensor, other: torch.Tensor, rcond: float | None = None, *, driver: str | None = None
-) -> Any:
-    """A GPU's only driver is ``gels``, which is its default."""
-    if block_of(tensor) is None:
-        return _aten.linalg_lstsq.default._op(tensor, other, rcond, driver=driver)
-    if driver not in (None, "gels"):
-        raise RuntimeError("torch.linalg.lstsq: `driver` other than `gels` is not supported on CUDA")
-    return _aten.linalg_lstsq.default._op(tensor, other, rcond, driver="gels")
 
 
 def _batch_norm(call: Any) -> Any:
@@ -119,7 +106,6 @@ _KERNELS: dict[str, object] = {
     },
     "aten::histc": _histc,
     "aten::trace": _trace,
-    "aten::linalg_lstsq": _least_squares,
     **flash_operators.KERNELS,
     **fused_attention.KERNELS,
     **functional_collectives.KERNELS,
