@@ -42,5 +42,7 @@ def call_excepthook(error: BaseException, others: Callable[..., Any]) -> None:
         trace = trace.tb_next
     try:
         sys.excepthook(type(error), error, trace)
+    except SystemExit:
+        pass  # the rank ends by ``error``, which is what the report is to say
     except Exception as raised:
         print(f"Error in sys.excepthook:\n{user_traceback(raised)}", end="", file=sys.stderr)
