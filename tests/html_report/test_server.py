@@ -95,7 +95,12 @@ def test_ranks_that_wait_say_for_whom(server: ReportServer) -> None:
     assert (run["alive"], run["ranks"], run["world"], run["begun"]) == (3, 3, 3, 0)
     (missing,) = run["missing"]
     assert (missing["there"], missing["missing"]) == (2, [2])
-    assert [row["phase"] for row in run["rows"]] == ["waiting"] * 3  # the last one for the answer to this question
+    *others, asks = [row["phase"] for row in run["rows"]]
+    assert others == ["waiting"] * 2
+    assert asks in (
+        "waiting",
+        "running",
+    )  # for the answer to this question: the server may be asked before that is seen
     assert [row["waits_for"] for row in run["rows"]] == [[2], [2], []]
     assert "test_server.py" in run["rows"][0]["doing"]
     assert run["rows"][0]["memory"]["used"] == 256 * 1024 * 4

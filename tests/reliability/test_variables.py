@@ -6,7 +6,7 @@ import pytest
 
 from kernbench.environment_variables import one_of
 from kernbench.errors import ConfigError
-from kernbench.triton_engine.driver.activation import active
+from kernbench.triton_engine.driver.driver import KernbenchDriver
 from kernbench.triton_engine.driver.pipeline import _mode
 from kernbench.triton_engine.native.run import mode
 
@@ -14,7 +14,7 @@ from kernbench.triton_engine.native.run import mode
 @pytest.mark.parametrize(
     ("name", "read", "expected"),
     [
-        ("KERNBENCH_TRITON", active, "0 or 1"),
+        ("KERNBENCH_TRITON", KernbenchDriver.is_active, "0 or 1"),
         ("KERNBENCH_TRITON_COMPILE", _mode, "values or full"),
         ("KERNBENCH_TRITON_NATIVE", mode, "auto, always or never"),
     ],
