@@ -40,7 +40,10 @@ def test_policies_are_those_of_torch() -> None:
         assert mine - redispatched - {"cudnn_convolution", "cudnn_convolution_transpose"} == _listed(macro), macro
     has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
     known = torch._C._dispatch_get_all_op_names()
-    assert set(ours) == {name[6:] for name in known if name.startswith("aten::") and has_kernel(name, "AutocastCUDA")}
+    with_policy = {name[6:] for name in known if name.startswith("aten::") and has_kernel(name, "AutocastCUDA")}
+    assert set(ours) == with_policy - {
+        "_cudnn_rnn"
+    }  # builds for CUDA have it, of layers that cast their operands themselves
 
 
 def test_autocast_is_of_one_device() -> None:
