@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from kernbench.compiled_operators import eight_bits
 from kernbench.compiled_operators.kernel_table import Function, KernelTable
 from kernbench.compiled_operators.layers import ACTIVATIONS, gated, rms_normed, rotated
 from kernbench.compiled_operators.moved import taken_from
@@ -288,7 +289,7 @@ def _per_tensor_fp8(is_static: bool, input: Tensor, output_q: Tensor, output_s: 
     """By one scale, which is given (``is_static``), or grows to the largest magnitude over the format's largest number."""
     if not is_static:
         _largest(input, output_s)
-    library.store_eight_bits(input.float() / output_s.float(), output_q)
+    eight_bits.store(input.float() / output_s.float(), output_q)
 
 
 @_kernel("per_tensor_absmax_fp8", "largest_fp8(Tensor input, Tensor(a!) output_s)", "input", "output_s")

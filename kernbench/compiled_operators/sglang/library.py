@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from kernbench.compiled_operators import eight_bits
 from kernbench.compiled_operators.choices import best, shares
 from kernbench.compiled_operators.expert_blocks import fill_blocks
 from kernbench.compiled_operators.layers import gated, rms_normed, rotated
@@ -209,13 +210,7 @@ for _name in ("top_k_renorm_probs", "top_p_renorm_probs"):
 
 # -- numbers in eight bits, and products of them --------------------------------------------------------------------------
 
-MOST_FP8 = torch.finfo(torch.float8_e4m3fn).max
-
-
-def store_eight_bits(numbers: Tensor, into: Tensor) -> None:
-    """``numbers``, clamped to what the format of ``into`` holds; whole numbers are cut."""
-    limits = torch.finfo(into.dtype) if into.dtype.is_floating_point else torch.iinfo(into.dtype)
-    into.copy_(numbers.clamp(limits.min, limits.max))
+MOST_FP8 = eight_bits.largest_of(torch.float8_e4m3fn)
 
 
 @common.value
@@ -224,7 +219,7 @@ def sgl_per_token_quant_fp8(input: Tensor, output_q: Tensor, output_s: Tensor) -
     rows = input.float()
     scales = rows.abs().amax(-1, keepdim=True) / MOST_FP8
     output_s[: len(rows)] = scales.view(-1, *output_s.shape[1:])
-    store_eight_bits(torch.where(scales > 0, rows / scales, 0.0), output_q[: len(rows)])
+    eight_bits.store(torch.where(scales > 0, rows / scales, 0.0), output_q[: len(rows)])
 
 
 @common.value
@@ -236,11 +231,9 @@ def sgl_per_token_group_quant_8bit(
         raise NotImplementedError(
             "sglang: scales that are packed powers of two have no values in its stand-in, only a cost"
         )
-    groups = input.float().unflatten(-1, (-1, group_size))
-    most = MOST_FP8 if output_q.dtype.is_floating_point else torch.iinfo(output_q.dtype).max
-    scales = groups.abs().amax(-1).clamp(min=eps) / most
+    groups, scales = eight_bits.groups_and_scales(input, group_size, eps, eight_bits.largest_of(output_q.dtype))
     output_s.copy_(scales)
-    store_eight_bits((groups / scales[..., None]).flatten(-2), output_q)
+    eight_bits.store((groups / scales[..., None]).flatten(-2), output_q)
 
 
 for _name in ("sgl_per_token_quant_fp8", "sgl_per_token_group_quant_8bit", "sgl_per_token_group_quant_8bit_v2"):
@@ -260,11 +253,7 @@ def _shape_of_product(mat_a: Tensor, mat_b: Tensor, out_dtype: torch.dtype) -> T
 
 
 def _cost_of_product(operands: CallOperands) -> MatrixWork:
-    a, b = operands["mat_a"], operands["mat_b"]
-    (rows, inner), width = a.shape, b.shape[-1]
-    return MatrixWork(
-        ((rows, width, inner),), "fp8" if a.format.startswith("fp8") else a.format, operands.results[0].format
-    )
+    return eight_bits.work_of_product(operands["mat_a"], operands["mat_b"].shape[-1], operands.results[0])
 
 
 for _name in ("fp8_scaled_mm", "int8_scaled_mm"):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
+from kernbench.compiled_operators import eight_bits
 from kernbench.compiled_operators.moved import moving, moving_all
 from kernbench.compiled_operators.vllm.core import operators
 from kernbench.cost.by_values import CallOperands, SeenOperand
@@ -20,11 +21,6 @@ _LEAST = 1 / 512
 """The least scale of a token, in units of the format's largest number's reciprocal."""
 
 
-def _put(result: Tensor, scaled: Tensor) -> None:
-    most = torch.finfo(result.dtype).max
-    result.copy_(scaled.clamp(-most, most))
-
-
 @operators.value
 def static_scaled_fp8_quant(
     result: Tensor, input: Tensor, scale: Tensor, group_shape: Sequence[int] | None = None
@@ -32,25 +28,25 @@ def static_scaled_fp8_quant(
     """``input`` over its scale."""
     if scale.numel() > 1:
         raise NotImplementedError("vllm: the values of static_scaled_fp8_quant in its stand-in take one scale")
-    _put(result, input.float() / scale.float())
+    eight_bits.store(input.float() / scale.float(), result)
 
 
 @operators.value
 def dynamic_scaled_fp8_quant(result: Tensor, input: Tensor, scale: Tensor) -> None:
     """``scale``: the largest magnitude over the largest number of the format."""
-    scale.copy_(input.abs().amax().float() / torch.finfo(result.dtype).max)
-    _put(result, input.float() / scale)
+    scale.copy_(input.abs().amax().float() / eight_bits.largest_of(result.dtype))
+    eight_bits.store(input.float() / scale, result)
 
 
 @operators.value
 def dynamic_per_token_scaled_fp8_quant(result: Tensor, input: Tensor, scale: Tensor, scale_ub: Tensor | None) -> None:
     """The same by rows; ``scale_ub``: the largest magnitude that counts."""
-    most = torch.finfo(result.dtype).max
+    most = eight_bits.largest_of(result.dtype)
     largest = input.float().abs().amax(-1, keepdim=True)
     largest = largest if scale_ub is None else largest.minimum(scale_ub.float())
     scales = (largest / most).clamp(min=_LEAST / most)
     scale.copy_(scales.view(scale.shape))
-    _put(result, input.float() / scales)
+    eight_bits.store(input.float() / scales, result)
 
 
 @operators.value
@@ -58,8 +54,7 @@ def per_token_group_fp8_quant(
     input: Tensor, output_q: Tensor, output_s: Tensor, group_size: int, eps: float, fp8_max: float, scale_ue8m0: bool
 ) -> None:
     """The same by groups of a row's numbers; ``scale_ue8m0``: scales are powers of two."""
-    groups = input.float().unflatten(-1, (-1, group_size))
-    scales = groups.abs().amax(-1).clamp(min=eps) / fp8_max
+    groups, scales = eight_bits.groups_and_scales(input, group_size, eps, fp8_max)
     scales = torch.exp2(scales.log2().ceil()) if scale_ue8m0 else scales
     output_s.copy_(scales)
     output_q.copy_((groups / scales[..., None]).clamp(-fp8_max, fp8_max).flatten(-2))
@@ -95,11 +90,8 @@ operators.cost("per_token_group_fp8_quant")(moving("input", "output_q", "output_
 @operators.cost("cutlass_scaled_mm")
 def _of_product(operands: CallOperands) -> MatrixWork:
     a, out, scales = operands["a"], operands["out"], operands["a_scales"]
-    (rows, inner), width = a.shape, out.shape[-1]
     blocks = _is_of_blocks(a.shape, scales.shape)  # sums of a block are added up in 32 bits
-    return MatrixWork(
-        ((rows, width, inner),), "fp8" if a.format.startswith("fp8") else a.format, out.format, exact=blocks
-    )
+    return eight_bits.work_of_product(a, out.shape[-1], out, exact=blocks)
 
 
 operators.cost("cutlass_scaled_mm_azp")(_of_product)
