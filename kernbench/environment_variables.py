@@ -20,6 +20,11 @@ def one_of(name: str, *values: str) -> str:
     return value
 
 
+def is_on(name: str) -> bool:
+    """Whether a variable is ``1``, and neither ``0`` nor empty nor unset. Raises ConfigError if it is none of them."""
+    return one_of(name, "0", "1") == "1"
+
+
 @contextmanager
 def variables_set(values: Mapping[str, str | None]) -> Iterator[None]:
     """For the length of a block variables have these values (None: are not there). What they were comes back."""

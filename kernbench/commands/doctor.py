@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 
 import kernbench
-from kernbench.environment_variables import one_of
+from kernbench.environment_variables import is_on
 from kernbench.input_files import exists, is_directory
 from kernbench.plugins import discovery
 from kernbench.plugins.command import PluginCommand
@@ -242,7 +242,7 @@ def _driver() -> Iterator[Finding]:
         )  # fmt: skip
         return
     points[0].load()
-    on = one_of("KERNBENCH_TRITON", "0", "1") == "1"
+    on = is_on("KERNBENCH_TRITON")
     yield Finding(OK, "Triton driver", f"entry point found; KERNBENCH_TRITON is {'1: in use' if on else 'not set'}")
 
 

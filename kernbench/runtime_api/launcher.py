@@ -28,7 +28,7 @@ from kernbench.scheduler import RaisedElsewhere, user_traceback
 from kernbench.scheduler.crew import current_member
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.rank_state import marked_source, replaced_attributes
-from kernbench.torch_backend.rank_state.excepthooks import call_excepthook, excepthook
+from kernbench.torch_backend.rank_state.excepthooks import call_excepthook, excepthook, hook_called
 from kernbench.torch_backend.rank_state.output import TORCHRUN_PREFIX, rank_streams
 from kernbench.torch_backend.rank_state.process_state import go_to, rank_variables
 from kernbench.torch_backend.rank_state.rank_modules import SPAWNED_MAIN, RankModules
@@ -160,16 +160,14 @@ def run_ranks(
     def body(rank: int) -> None:
         with nullcontext() if at_exit is None else at_exit.program():
             try:
-                program.execute(mains[rank])
+                with hook_called(others):
+                    program.execute(mains[rank])
             except (KeyboardInterrupt, GreenletExit) as error:
                 if ctx.simulation.scheduler.interrupted or ctx.simulation.scheduler.aborting:
                     raise
                 # its own: torchrun's process would end with 130, which is a failure
                 call_excepthook(error, others)
                 raise RaisedElsewhere(error, user_traceback(error)) from None
-            except Exception as error:
-                call_excepthook(error, others)
-                raise
 
     others = excepthook()
     patches = Patches()
@@ -214,8 +212,6 @@ def run_once(
     adoption = Adoption(ctx.simulation, ctx.multiprocessing)
     at_exit = _at_exit(ctx, patches)
 
-    others = excepthook()
-
     def who() -> int | None:
         return None if adoption.holds else ctx.simulation.scheduler.current_rank()
 
@@ -237,12 +233,8 @@ def run_once(
         ):
             sys.modules["__main__"] = main
             try:
-                with adoption, at_exit.program(), _exits():
-                    try:
-                        exec(program.code, vars(main))
-                    except Exception as error:
-                        call_excepthook(error, others)
-                        raise
+                with adoption, at_exit.program(), _exits(), hook_called(excepthook()):
+                    exec(program.code, vars(main))
             finally:
                 if at_end is not None:
                     at_end()

@@ -11,7 +11,14 @@ from types import TracebackType
 from typing import Any
 
 import torch
-from torch._C import DisableTorchFunction, DispatchKey, DispatchKeySet, _DisableTorchDispatch, _ExcludeDispatchKeyGuard
+from torch._C import (
+    DisableTorchFunction,
+    DispatchKey,
+    DispatchKeySet,
+    _DisableTorchDispatch,
+    _ExcludeDispatchKeyGuard,
+    _is_any_autocast_enabled,
+)
 
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -25,7 +32,8 @@ RELIES_ON = (
         has=("__enter__", "__exit__"),
     ),
     Reliance("torch._C._ExcludeDispatchKeyGuard", "it skips autocast, in the calling thread", has=("__enter__", "__exit__")),
-    Reliance("torch._C", "what is skipped is said by keys", has=("DispatchKey", "DispatchKeySet")),
+    Reliance("torch._C", "what is skipped is said by keys, and only where it is on",
+             has=("DispatchKey", "DispatchKeySet", "_is_any_autocast_enabled")),
     Reliance("torch._C.DispatchKey.AutocastCPU", "and this is autocast's"),
 )  # fmt: skip
 
@@ -44,9 +52,7 @@ class plain_torch:
         self._guards: list[Any] = [DisableTorchFunction(), _DisableTorchDispatch()]
         if torch.is_inference_mode_enabled():
             self._guards.append(torch.inference_mode(False))
-        if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled(
-            "cuda"
-        ):  # for tensors on GPUs that is a CPU's, too
+        if _is_any_autocast_enabled():
             self._guards.append(_ExcludeDispatchKeyGuard(_AUTOCAST))
         for guard in self._guards:
             guard.__enter__()

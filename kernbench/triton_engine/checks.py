@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kernbench.environment_variables import one_of
+from kernbench.environment_variables import is_on
 from kernbench.errors import MemoryAccessError, RaceError
 
 from .access import Access, Piece
@@ -28,7 +28,7 @@ class UninitialisedReadError(MemoryAccessError):
     """A program read memory that was registered as fresh and that is unwritten."""
 
 
-_enabled = one_of("KERNBENCH_TRITON_CHECK", "0", "1") == "1"
+_enabled = is_on("KERNBENCH_TRITON_CHECK")
 
 
 def set_checks(on: bool) -> bool:

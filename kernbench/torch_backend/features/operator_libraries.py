@@ -20,10 +20,8 @@ import torch
 import torch.library
 from torch._library import custom_ops, fake_impl
 
-from kernbench.simulation.memory.tensor_queries import listed_tensors
 from kernbench.torch_backend.gpu.kernels import program_kernels
-from kernbench.torch_backend.gpu.kernels.autocasting import is_on_for
-from kernbench.torch_backend.gpu.tensors.placement import is_on_gpu
+from kernbench.torch_backend.gpu.kernels.autocasting import device_of
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.rank_state.module_globals import ModuleGlobals
 from kernbench.torch_backend.relies_on import Reliance
@@ -181,7 +179,7 @@ class AutocastingLibrary:
 
     def impl(self, name: str, key: str, function: Any, with_keyset: bool = False) -> Any:
         """As of the library that it stands for."""
-        if key not in _AUTOCASTS or with_keyset or function is torch.library.fallthrough_kernel:
+        if key not in _AUTOCASTS.values() or with_keyset or function is torch.library.fallthrough_kernel:
             return self._made.impl(name, key, function, with_keyset)
         operator = f"{self._namespace}::{name.rpartition('::')[2]}"
         known = self._kernels.get(operator)
@@ -198,16 +196,16 @@ class AutocastingLibrary:
 REGISTERS_AUTOCAST = "torchvision._autograd_registrations"
 """A module that is executed with torch's own names, and registers kernels for autocast."""
 
-_AUTOCASTS = ("AutocastCPU", "AutocastCUDA")
+_AUTOCASTS = {"cpu": "AutocastCPU", "cuda": "AutocastCUDA"}
 
 
 def _by_device(operator: str, known: dict[str, Callable[..., Any]]) -> Callable[..., Any]:
     """Calls a kernel for autocast, or where there is none for the device what is below autocast."""
 
     def compute(*args: object, **kwargs: Any) -> Any:
-        on_gpu = any(map(is_on_gpu, listed_tensors((*args, *kwargs.values()))))
+        device = device_of(args, kwargs)
         below = program_kernels.overload(operator)
-        function: Any = known.get(_AUTOCASTS[on_gpu], below) if is_on_for(on_gpu) else below
+        function: Any = known.get(_AUTOCASTS[device], below) if torch.is_autocast_enabled(device) else below
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)):
             return function(*args, **kwargs)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from kernbench.own_files import is_own
@@ -30,6 +31,16 @@ def excepthook() -> Callable[..., Any]:
     while getattr(getattr(hook, "__code__", None), "co_name", "") == _WRAPS:
         hook = inspect.getclosurevars(hook).nonlocals["old_hook"]
     return hook
+
+
+@contextmanager
+def hook_called(others: Callable[..., Any]) -> Iterator[None]:
+    """A block of a rank: see :func:`call_excepthook` for what ends it."""
+    try:
+        yield
+    except Exception as error:
+        call_excepthook(error, others)
+        raise
 
 
 def call_excepthook(error: BaseException, others: Callable[..., Any]) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from kernbench.environment_variables import one_of
+from kernbench.environment_variables import is_on
 
 from . import compilers
 from .target import import_triton
@@ -22,7 +22,7 @@ _before: list[tuple[object, dict[str, Any]]] = []
 
 def active() -> bool:
     """True while kernels launched through Triton run here."""
-    if not _before and one_of("KERNBENCH_TRITON", "0", "1") == "0":
+    if not _before and not is_on("KERNBENCH_TRITON"):
         return False
     from .driver import KernbenchDriver
 

@@ -11,9 +11,9 @@ from typing import Any
 
 from triton.backends.compiler import BaseBackend
 
-from kernbench.environment_variables import one_of
+from kernbench.environment_variables import is_on
 
-if one_of("KERNBENCH_TRITON", "0", "1") == "1":
+if is_on("KERNBENCH_TRITON"):
     # With a real GPU present two drivers would be active, which Triton refuses; the user asked for this one.
     os.environ.setdefault("TRITON_DEFAULT_BACKEND", "kernbench")
     os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")

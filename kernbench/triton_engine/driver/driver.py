@@ -10,7 +10,7 @@ from typing import Any
 
 from triton.backends.driver import DriverBase
 
-from kernbench.environment_variables import one_of
+from kernbench.environment_variables import is_on
 
 
 class KernbenchDriver(DriverBase):
@@ -24,7 +24,7 @@ class KernbenchDriver(DriverBase):
 
     @classmethod
     def is_active(cls) -> bool:
-        return one_of("KERNBENCH_TRITON", "0", "1") == "1"
+        return is_on("KERNBENCH_TRITON")
 
     # What a launch asks for
 

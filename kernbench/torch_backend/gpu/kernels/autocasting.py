@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
 
+from kernbench.simulation.memory.tensor_queries import listed_tensors
 from kernbench.torch_backend.gpu.tensors.placement import PLAIN, block_of, is_on_gpu, place_result
 from kernbench.torch_backend.overloads import OpOverload
 from kernbench.torch_backend.patches import Patches
@@ -42,21 +43,20 @@ _IN_32_BITS = (
     "upsample_trilinear3d", "upsample_bicubic2d", "_upsample_bicubic2d_aa",
 )  # fmt: skip
 _BY_A_CAST = ("cumprod", "cumsum")
-_BY_DTYPE = {
-    "prod": "prod", "prod.dim_int": "prod.dim_int", "sum": "sum", "sum.dim_IntList": "sum.dim_IntList",
-    "linalg_vector_norm": "linalg_vector_norm", "linalg_matrix_norm": "linalg_matrix_norm",
-    "linalg_matrix_norm.str_ord": "linalg_matrix_norm.str_ord", "norm.Scalar": "norm.ScalarOpt_dtype",
-    "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype",
-}  # fmt: skip
-"""Operators whose result is of 32 bits unless they are given another dtype, and which of them takes it."""
+_TAKING_DTYPE = {"norm.Scalar": "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim": "norm.ScalarOpt_dim_dtype"}
+"""Operators that take no dtype, and those that do the same with one."""
+_BY_DTYPE = (
+    "prod", "prod.dim_int", "sum", "sum.dim_IntList", "linalg_vector_norm", "linalg_matrix_norm", "linalg_matrix_norm.str_ord",
+    *_TAKING_DTYPE,
+)  # fmt: skip
+"""Operators whose result is of 32 bits unless they are given another dtype."""
 _WIDENING = {"softmax.int": "_softmax", "log_softmax.int": "_log_softmax"}
 """Operators of that kind that have a kernel of their own for float16."""
 _PROMOTED = (
     "addcdiv", "addcmul", "atan2", "bilinear", "cross", "dot", "vdot", "grid_sampler", "index_put", "tensordot", "scatter_add",
 )  # fmt: skip
 _REFUSED = ("binary_cross_entropy",)
-_NARROW = (torch.float16, torch.bfloat16)
-_ELIGIBLE = (torch.float32, *_NARROW)
+_ELIGIBLE = (torch.float32, torch.float16, torch.bfloat16)
 _CPU, _CUDA = "AutocastCPU", "AutocastCUDA"
 _BELOW = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
 
@@ -82,11 +82,6 @@ class _OfCpu(threading.local):
 
 
 _of_cpu = _OfCpu()
-
-
-def is_on_for(on_gpu: bool) -> bool:
-    """Whether autocast is on in this thread, for tensors on simulated GPUs or for those of the host."""
-    return torch.is_autocast_enabled("cuda") if on_gpu else _of_cpu.enabled
 
 
 _library: torch.library.Library | None = None
@@ -158,40 +153,38 @@ def _kernels() -> dict[str, Compute]:
         if space != "aten" or not (has_kernel(qualified, _CPU) or has_kernel(qualified, _CUDA)):
             continue
         overload = _overload(name)
-        made[name] = _by_device(overload, known.get(name, _as_it_is)(overload), stock_of(name))
+        made[name] = _by_device(overload, known.get(name, _as_it_is)(overload), _stock(overload, _CPU))
     return made
 
 
-def stock_of(name: str) -> Compute | None:
-    """Torch's own kernel of an operator for a CPU's autocast, if it has one."""
-    if not torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", _CPU):
+def _stock(overload: OpOverload, key: str) -> Compute | None:
+    """Torch's own kernel of an operator for autocast, if it has one."""
+    if not torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), key):
         return None
-    kernel = torch.library.get_kernel(f"aten::{name}", _CPU)
+    kernel = torch.library.get_kernel(overload, key)
     return lambda *args, **kwargs: kernel.call_boxed(_BELOW, *args, **kwargs)
 
 
 def _by_device(overload: OpOverload, on_gpu: Compute, on_host: Compute | None) -> Compute:
     def compute(*args: object, **kwargs: object) -> Any:
-        if _any_on_gpu(args) or _any_on_gpu(kwargs.values()):
-            if torch.is_autocast_enabled("cuda"):
-                return on_gpu(*args, **kwargs)
-        elif on_host is not None and _of_cpu.enabled:
-            return on_host(*args, **kwargs)
+        device = device_of(args, kwargs)
+        kernel = on_gpu if device == "cuda" else on_host
+        if kernel is not None and torch.is_autocast_enabled(device):
+            return kernel(*args, **kwargs)
         with torch._C._ExcludeDispatchKeyGuard(_BELOW):
             return overload(*args, **kwargs)
 
     return compute
 
 
-def _any_on_gpu(values: Iterable[object]) -> bool:
-    return any(_any_on_gpu(each) if type(each) is list else _says_gpu(each) for each in values)
+def device_of(args: tuple[object, ...], kwargs: dict[str, object]) -> str:
+    """The device whose autocast applies to a call: ``cuda`` if a tensor of it is on a simulated GPU, else ``cpu``."""
+    return "cuda" if any(map(_says_gpu, listed_tensors((*args, *kwargs.values())))) else "cpu"
 
 
-def _says_gpu(value: object) -> bool:
-    """Whether it is a tensor of a GPU; a fake one has no memory there, and says so by its device."""
-    return is_on_gpu(value) or (
-        isinstance(value, torch.Tensor) and type(value) not in PLAIN and value.device.type == "cuda"
-    )
+def _says_gpu(tensor: torch.Tensor) -> bool:
+    """Whether it is on a GPU; a fake tensor has no memory there, and says so by its device."""
+    return is_on_gpu(tensor) or (type(tensor) not in PLAIN and tensor.device.type == "cuda")
 
 
 def _overload(name: str) -> Any:
@@ -199,16 +192,20 @@ def _overload(name: str) -> Any:
     return getattr(getattr(torch.ops.aten, packet), overload or "default")
 
 
+def _name_of(overload: OpOverload) -> str:
+    return overload.name().removeprefix("aten::")
+
+
 # -- policies of CUDA ---------------------------------------------------------------------------------------------------
 
 
 def _lower(overload: OpOverload) -> Compute:
     """In autocast's dtype. Torch's own kernel, where it has one, keeps the casts of parameters."""
-    name = overload._name.removeprefix("aten::")
-    stock = stock_of(name)
+    stock = _stock(overload, _CPU)
+    if stock is None:
+        return lambda *args, **kwargs: _below(overload, torch.get_autocast_dtype("cuda"), args, kwargs)
 
     def by_stock(*args: object, **kwargs: object) -> Any:
-        assert stock is not None
         dtype, of_cpu = torch.get_autocast_dtype("cuda"), torch.get_autocast_dtype("cpu")
         if dtype is of_cpu:
             return stock(*args, **kwargs)
@@ -218,10 +215,7 @@ def _lower(overload: OpOverload) -> Compute:
         finally:
             torch.set_autocast_dtype("cpu", of_cpu)
 
-    def by_casts(*args: object, **kwargs: object) -> Any:
-        return _below(overload, torch.get_autocast_dtype("cuda"), args, kwargs)
-
-    return by_casts if stock is None else by_stock
+    return by_stock
 
 
 def _in_32_bits(overload: OpOverload) -> Compute:
@@ -236,8 +230,8 @@ def _by_a_cast(overload: OpOverload) -> Compute:
 
 
 def _by_dtype(overload: OpOverload) -> Compute:
-    name = overload._name.removeprefix("aten::")
-    takes_dtype = _overload(_BY_DTYPE[name])
+    name = _name_of(overload)
+    takes_dtype = _overload(_TAKING_DTYPE.get(name, name))
 
     def compute(tensor: torch.Tensor, *args: object, **kwargs: object) -> Any:
         if tensor.dtype in _ELIGIBLE and kwargs.get("dtype") is None:
@@ -249,8 +243,7 @@ def _by_dtype(overload: OpOverload) -> Compute:
 
 
 def _softmax(overload: OpOverload) -> Compute:
-    name = overload._name.removeprefix("aten::")
-    widening = _overload(_WIDENING[name])
+    widening = _overload(_WIDENING[_name_of(overload)])
 
     def compute(tensor: torch.Tensor, dim: int, dtype: torch.dtype | None = None) -> Any:
         with torch._C._ExcludeDispatchKeyGuard(_BELOW):
@@ -275,8 +268,9 @@ def _promoted(overload: OpOverload) -> Compute:
 
 
 def _refused(overload: OpOverload) -> Compute:
-    kernel = torch.library.get_kernel(overload, _CUDA)
-    return lambda *args, **kwargs: kernel.call_boxed(_BELOW, *args, **kwargs)
+    kernel = _stock(overload, _CUDA)
+    assert kernel is not None
+    return kernel
 
 
 def _as_it_is(overload: OpOverload) -> Compute:

@@ -61,9 +61,11 @@ def _fused_norm(stock: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def rms_norm(
         input: Tensor, normalized_shape: object, weight: Tensor | None = None, eps: float | None = None
     ) -> Tensor:
-        if torch.is_autocast_enabled("cuda") and is_on_gpu(input):
+        if not is_on_gpu(input):
+            return stock(input, normalized_shape, weight, eps)
+        if torch.is_autocast_enabled("cuda"):
             input, weight = cast(input, torch.float32), cast(weight, torch.float32)
-        if not is_on_gpu(input) or input.is_complex() or (weight is not None and weight.dtype is not input.dtype):
+        if input.is_complex() or (weight is not None and weight.dtype is not input.dtype):
             return stock(input, normalized_shape, weight, eps)
         found: Tensor = torch.ops.aten._fused_rms_norm(input, normalized_shape, weight, eps)[0]
         return found
