@@ -125,7 +125,8 @@ def forget() -> None:
     """Let Inductor ask again what GPU there is, and compile again in this process."""
     for name in _KEEPS_ANSWERS:
         for value in vars(sys.modules.get(name, forget)).values():
-            if hasattr(value, "cache_clear"):
+            # a module that lacks an attribute is SystemError in Python 3.13.0 where the current folder is gone
+            if not isinstance(value, ModuleType) and hasattr(value, "cache_clear"):
                 value.cache_clear()
     hints: Any = sys.modules.get("torch._inductor.runtime.hints")
     if hints is not None:
