@@ -4,6 +4,10 @@ To C++ the tensors of simulated GPUs are a CPU's, so that there is one autocast 
 replaced here by one that applies CUDA's policy to tensors on simulated GPUs where CUDA's autocast is on, and a CPU's to others
 where a CPU's is. CUDA's policies are those of ATen/autocast_mode.h, which is part of every build.
 
+Casts of parameters are kept while a rank is within autocast. Torch keeps those of all threads of a process together, under a
+lock that it holds while it casts: a rank that gives way there would stop all others, and ranks that are threads would drop
+each other's.
+
 A softmax of ``float16`` is one kernel that gives 32 bits (:mod:`.wide_softmax`), of ``bfloat16`` a cast comes before it
 (ATen/native/SoftMax.cpp); a reduction reads 16 bits and gives 32 in one kernel (ATen/native/ReduceOps.cpp).
 """
@@ -12,6 +16,7 @@ from __future__ import annotations
 
 import threading
 import warnings
+import weakref
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -31,6 +36,16 @@ _LOWER = (
     "chain_matmul", "linalg_multi_dot", "_thnn_fused_lstm_cell", "_thnn_fused_gru_cell", "lstm_cell", "gru_cell",
     "rnn_tanh_cell", "rnn_relu_cell", "_scaled_dot_product_flash_attention", "scaled_dot_product_attention",
 )  # fmt: skip
+_LOWER_ON_HOSTS = (
+    *_LOWER,
+    "_addmm_activation",
+    "_native_multi_head_attention",
+    "conv1d.padding",
+    "conv2d.padding",
+    "conv3d.padding",
+    "mkldnn_rnn_layer",
+)
+"""What a CPU's autocast computes in its dtype, of what it has kernels for."""
 _IN_32_BITS = (
     "acos", "asin", "cosh", "erfinv", "exp", "expm1", "log", "log10", "log2", "log1p", "reciprocal", "rsqrt", "sinh", "tan",
     "pow.Tensor_Scalar", "pow.Tensor_Tensor", "pow.Scalar", "softplus", "layer_norm", "native_layer_norm", "group_norm",
@@ -70,6 +85,8 @@ RELIES_ON = (
              looked_up_by=("torch.amp.autocast_mode.autocast.__enter__", "torch.amp.autocast_mode.autocast.__exit__")),
     Reliance("torch.is_autocast_enabled", "it remembers by it what was before",
              looked_up_by=("torch.amp.autocast_mode.autocast.__enter__",)),
+    Reliance("torch.clear_autocast_cache", "the outermost autocast ends with it",
+             looked_up_by=("torch.amp.autocast_mode.autocast.__exit__",)),
 )  # fmt: skip
 
 Compute = Callable[..., Any]
@@ -87,9 +104,19 @@ _of_cpu = _OfCpu()
 _library: torch.library.Library | None = None
 
 
+class _Casts(threading.local):
+    """Parameters in autocast's dtype, by their ``id``, of a thread: of a rank."""
+
+    def __init__(self) -> None:
+        self.of: dict[int, tuple[weakref.ref[torch.Tensor], torch.Tensor]] = {}
+
+
+_casts = _Casts()
+
+
 def install(patches: Patches) -> None:
     """Tell the autocast of a CPU and of CUDA apart. Its kernels are replaced once it is on; :func:`close` gives them back."""
-    stock_set, stock_is = torch.set_autocast_enabled, torch.is_autocast_enabled
+    stock_set, stock_is, stock_clear = torch.set_autocast_enabled, torch.is_autocast_enabled, torch.clear_autocast_cache
 
     def set_autocast_enabled(*device_and_enabled: Any) -> None:
         device, enabled = device_and_enabled if len(device_and_enabled) == 2 else ("cuda", *device_and_enabled)
@@ -105,6 +132,11 @@ def install(patches: Patches) -> None:
     def is_autocast_enabled(device_type: str = "cuda") -> bool:
         return _of_cpu.enabled if device_type == "cpu" else stock_is(device_type)
 
+    def clear_autocast_cache() -> None:
+        _casts.of.clear()
+        stock_clear()
+
+    patches.set(torch, "clear_autocast_cache", clear_autocast_cache)
     patches.set(torch, "set_autocast_enabled", set_autocast_enabled)
     patches.set(torch, "is_autocast_enabled", is_autocast_enabled)
     patches.set(torch, "set_autocast_cpu_enabled", lambda enabled: set_autocast_enabled("cpu", enabled))
@@ -127,6 +159,7 @@ def close() -> None:
     if _library is not None:
         _library._destroy()
     _library = None
+    _casts.of.clear()
 
 
 def policies() -> dict[str, Callable[[OpOverload], Compute]]:
@@ -153,7 +186,7 @@ def _kernels() -> dict[str, Compute]:
         if space != "aten" or not (has_kernel(qualified, _CPU) or has_kernel(qualified, _CUDA)):
             continue
         overload = _overload(name)
-        made[name] = _by_device(overload, known.get(name, _as_it_is)(overload), _stock(overload, _CPU))
+        made[name] = _by_device(overload, known.get(name, _as_it_is)(overload), _on_hosts(overload))
     return made
 
 
@@ -163,6 +196,21 @@ def _stock(overload: OpOverload, key: str) -> Compute | None:
         return None
     kernel = torch.library.get_kernel(overload, key)
     return lambda *args, **kwargs: kernel.call_boxed(_BELOW, *args, **kwargs)
+
+
+def _on_hosts(overload: OpOverload) -> Compute | None:
+    """Torch's own kernel for a CPU, which finds parameters cast already."""
+    stock = _stock(overload, _CPU)
+    if stock is None or _name_of(overload) not in _LOWER_ON_HOSTS:
+        return stock
+
+    def compute(*args: object, **kwargs: object) -> Any:
+        dtype = torch.get_autocast_dtype("cpu")
+        with torch._C._ExcludeDispatchKeyGuard(_BELOW):
+            args, kwargs = _each(_cast_parameter, dtype, args, kwargs)
+        return stock(*args, **kwargs)
+
+    return compute
 
 
 def _by_device(overload: OpOverload, on_gpu: Compute, on_host: Compute | None) -> Compute:
@@ -200,22 +248,7 @@ def _name_of(overload: OpOverload) -> str:
 
 
 def _lower(overload: OpOverload) -> Compute:
-    """In autocast's dtype. Torch's own kernel, where it has one, keeps the casts of parameters."""
-    stock = _stock(overload, _CPU)
-    if stock is None:
-        return lambda *args, **kwargs: _below(overload, torch.get_autocast_dtype("cuda"), args, kwargs)
-
-    def by_stock(*args: object, **kwargs: object) -> Any:
-        dtype, of_cpu = torch.get_autocast_dtype("cuda"), torch.get_autocast_dtype("cpu")
-        if dtype is of_cpu:
-            return stock(*args, **kwargs)
-        torch.set_autocast_dtype("cpu", dtype)
-        try:
-            return stock(*args, **kwargs)
-        finally:
-            torch.set_autocast_dtype("cpu", of_cpu)
-
-    return by_stock
+    return lambda *args, **kwargs: _below(overload, torch.get_autocast_dtype("cuda"), args, kwargs)
 
 
 def _in_32_bits(overload: OpOverload) -> Compute:
@@ -287,8 +320,14 @@ def _as_it_is(overload: OpOverload) -> Compute:
 
 def _below(overload: OpOverload, dtype: torch.dtype, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     with torch._C._ExcludeDispatchKeyGuard(_BELOW):
-        given = [cast(each, dtype) for each in args]
-        return overload(*given, **{name: cast(each, dtype) for name, each in kwargs.items()})
+        args, kwargs = _each(cast, dtype, args, kwargs)
+        return overload(*args, **kwargs)
+
+
+def _each(
+    change: Callable[[Any, torch.dtype], Any], dtype: torch.dtype, args: tuple[object, ...], kwargs: dict[str, object]
+) -> tuple[tuple[object, ...], dict[str, object]]:
+    return tuple([change(each, dtype) for each in args]), {name: change(each, dtype) for name, each in kwargs.items()}
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
@@ -297,8 +336,37 @@ def cast(value: Any, dtype: torch.dtype) -> Any:
         return [cast(each, dtype) for each in value]
     if not isinstance(value, torch.Tensor) or value.dtype is dtype or value.dtype not in _ELIGIBLE:
         return value
-    found = value.to(dtype)
-    block = block_of(value)
+    if value.requires_grad and _is_kept(value):
+        return _cast_parameter(value, dtype)
+    return _cast_tensor(value, dtype)
+
+
+def _cast_tensor(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    found = tensor.to(dtype)
+    block = block_of(tensor)
     if block is not None:
         place_result(found, block.memory)  # also where nothing is recorded
     return found
+
+
+def _cast_parameter(value: Any, dtype: torch.dtype) -> Any:
+    """A parameter in ``dtype``, cast once in the outermost autocast whatever is written to it; any other value as it is."""
+    if type(value) is list:
+        return [_cast_parameter(each, dtype) for each in value]
+    if not isinstance(value, torch.Tensor) or not value.requires_grad or value.dtype is dtype or not _is_kept(value):
+        return value
+    casts = _casts.of
+    of, found = casts.get(id(value), (None, value))
+    if of is None or of() is not value:
+        with torch.enable_grad():
+            found = _cast_tensor(value, dtype)
+        casts[id(value)] = (weakref.ref(value), found)
+    return found
+
+
+def _is_kept(tensor: torch.Tensor) -> bool:
+    """Whether a tensor that requires gradients is one whose cast is kept (``cached_cast`` of ATen/autocast_mode.h)."""
+    return (
+        tensor.dtype is torch.float32 and tensor.is_leaf and not tensor._is_view() and torch.is_autocast_cache_enabled()
+        and not torch.is_inference_mode_enabled()
+    )  # fmt: skip
