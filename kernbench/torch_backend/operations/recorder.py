@@ -23,15 +23,12 @@ from torch.autograd import forward_ad
 from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kernbench.cost.flops import counted_format
-from kernbench.cost.work import Cost
 from kernbench.simulation.memory.storages import NOTE, DeviceMemory
 from kernbench.simulation.memory.tensor_queries import listed_tensors, plain_of, tells_of_looks
 from kernbench.simulation.ranks.hosts import Host
 from kernbench.simulation.ranks.listeners import Stages
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.values.capture_rollback import keep
-from kernbench.simulation.values.known_values import is_unknown
 from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.gpu.kernels.cuda_words import retold
 from kernbench.torch_backend.gpu.kernels.device_asserts import explain_assert
@@ -42,19 +39,16 @@ from kernbench.torch_backend.gpu.tensors.placement import (
     PLAIN,
     block_of,
     is_described,
-    is_sparse,
-    place,
     place_result,
     recount,
 )  # fmt: skip
 from kernbench.torch_backend.operations import capture_rules
 from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.operations.capturing import capture
+from kernbench.torch_backend.operations.collective_results import call_collective
 from kernbench.torch_backend.operations.computing import Executor
-from kernbench.torch_backend.operations.flop_counts import FlopCounts
 from kernbench.torch_backend.operations.gradient_places import is_by_engine, is_gradient_of_gpu, return_gradients
 from kernbench.torch_backend.operations.helper_tensors import is_by_indexing, made_on_host, mark, position, was_made_at
-from kernbench.torch_backend.operations.host_costs import HostCosts
 from kernbench.torch_backend.operations.needs import need, needs_of
 from kernbench.torch_backend.operations.operators import (
     COLLECTIVE,
@@ -68,14 +62,8 @@ from kernbench.torch_backend.operations.operators import (
     operators,
 )
 from kernbench.torch_backend.operations.plans import NO_PLANS, NOT_PLANNED, Plan, Plans, signature
+from kernbench.torch_backend.operations.pricing import Pricing
 from kernbench.torch_backend.operations.same_device import check, is_mixed
-from kernbench.torch_backend.operations.seen_operands import operands_of
-from kernbench.torch_backend.operations.sparse_operands import (
-    as_components,
-    like_dense,
-    multiplies_sparse,
-    sparse_flops,
-)
 from kernbench.torch_backend.relies_on import Reliance
 
 _storage: Any = torch._C.TensorBase.untyped_storage
@@ -145,14 +133,13 @@ class Recorder(TorchDispatchMode):
         self._spec = simulation.topology.device
         target = self._spec.target
         self._capability = int(target.arch) if target.backend == "cuda" else 0
-        self._host_costs = HostCosts.of(simulation.topology.system.host)
-        self._flops = FlopCounts(simulation.op_costs)
-        self._enqueue = simulation.streams.enqueue
+        self._pricing = Pricing(simulation)
+        self._host_costs = self._pricing.host_costs
+        self._flops = self._pricing.flops
         self._engine = simulation.engine
         self._latency = simulation.topology.device.launch.latency
         self._plans = plans
         self._hollow = plans.hollow
-        self._descriptions = simulation.descriptions
 
     supports_higher_order_operators = True
 
@@ -384,7 +371,7 @@ class Recorder(TorchDispatchMode):
         """
         device, operator, args, kwargs = call.device, call.operator, call.args, call.kwargs
         if operator.kind == COLLECTIVE:
-            return _functional_collective(device, operator.call, args, kwargs)
+            return call_collective(device, operator.call, args, kwargs)
         host = device.host
         if operator.kind == COMPOSITE and any(map(is_nested, args)):
             # what it is composed of asks for a shape, which these have not: it is one operation, as C++ has it
@@ -413,7 +400,7 @@ class Recorder(TorchDispatchMode):
         ``launched``: kernels of its own are there already, and are all that it takes.
         """
         if self._placed(call):
-            self._price(call, launched=launched)
+            self._pricing.put(call, launched=launched)
         for listener in self._stages.recorded:
             listener(call)
 
@@ -478,99 +465,12 @@ class Recorder(TorchDispatchMode):
         call.over_links = shared
         return True
 
-    def _price(self, call: OperatorCall, *, launched: bool) -> None:
-        """Count what the operation does, and put it on the host's stream."""
-        device, operator, inputs, outputs = call.device, call.operator, call.inputs, call.outputs
-        host = device.host
-        if operator.allocates or not (outputs or inputs):
-            return
-        if launched or (device.in_custom_operation and not (operator.one_kernel or operator.kind == CUSTOM)):
-            if launched and not device.in_custom_operation:
-                self._flops.add_whole(host.account, call)
-            return
-        if operator.unreturned:
-            outputs += operator.written_unreturned(call.args, call.kwargs)
-        flag = operator.is_flagged(call.args, call.kwargs)
-        cost_then: Callable[[], Cost] | None = None
-        name, sparse = operator.name, any(map(is_sparse, (*inputs, *outputs)))
-        if sparse:
-            name = like_dense(name, inputs)
-            inputs, outputs = call.inputs, call.outputs = as_components(inputs), as_components(outputs)
-        try:
-            if operator.name in self._costs.seeing:
-                operands = operands_of(call)
-                cost = self._costs.of_values(operator.name, operands)
-                if operands.looked_at:
-                    cost_then = functools.partial(self._costs.of_values, operator.name, operands)
-            else:
-                cost = self._cost(call, name, inputs, outputs, flag)
-        except RuntimeError:
-            if not any(map(is_nested, (*inputs, *outputs))):
-                raise
-            inputs, outputs = call.inputs, call.outputs = as_rows(inputs), as_rows(outputs)
-            cost = self._cost(call, name, inputs, outputs, flag)
-        if sparse and multiplies_sparse(operator.name):
-            self._flops.count(host.account, counted_format(operator.name, tuple((each.shape, each.dtype) for each in inputs)),
-                              sparse_flops(inputs, outputs))  # fmt: skip
-        elif operator.multiplies and (operator.one_kernel or not device.in_custom_operation):
-            self._flops.add(host.account, cost, call)
-        if call.over_links:
-            cost = device.over_links(cost, inputs)
-        if device.diverted is not None:
-            device.diverted(operator.name, inputs, outputs, cost)
-            return
-        call.cost = cost
-        if host.each is None:
-            host.prepare(self._host_costs.around(host, inputs))
-        op = self._enqueue(host, operator.title, cost, cost_then=cost_then)
-        if self._descriptions is not None:
-            self._descriptions.record(op, inputs, outputs, self._flops.of(cost)[1])
-
-    def _cost(
-        self, call: OperatorCall, name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor], flag: bool
-    ) -> Cost:
-        """What it takes, priced as the operator ``name``. Raises RuntimeError if a tensor has no shape."""
-        operator, layout = call.operator, ""
-        if operator.beyond_shapes:
-            layout = operator.layout(call.args, call.kwargs)
-        elif operator.copies and inputs and len(outputs) == 1:  # what is copied may be a number
-            layout = _layout(inputs[-1], outputs[0])
-        return self._costs.of_tensors(name, inputs, outputs, flag, layout)
-
 
 _nothing: Any = nullcontext()
 
 
 def _name_of(plan: Plan) -> str:
     return plan.title.name.partition(".")[0] if plan.title else "an operation"
-
-
-def _functional_collective(device: RankDevice, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """A functional collective: C++ allocates what it gives, which is where what it was given is."""
-    given = [each for value in args for each in (value if isinstance(value, list | tuple) else (value,))]
-    blocks = (block_of(each) for each in given if isinstance(each, torch.Tensor))
-    block = next(filter(None, blocks), None) if device.host.uses_gpu else None
-    before = device.collective_memory, device.collective_unknown
-    device.collective_unknown = _are_unknown(device, given)
-    if block is not None:
-        device.collective_memory = block.memory
-    try:
-        result = call(*args, **kwargs)
-    finally:
-        device.collective_memory, device.collective_unknown = before
-    if block is not None:
-        for each in result if isinstance(result, list | tuple) else (result,):
-            place(each, block.memory)
-    return result
-
-
-def _are_unknown(device: RankDevice, given: list[Any]) -> bool:
-    """Whether the values of a tensor among these were not computed from known ones."""
-    storages = device.simulation.storages
-    if device.simulation.engine.enable_data:
-        return False
-    noted = ((storages.of(each), each) for each in given if type(each) in PLAIN and each.layout is torch.strided)
-    return any(stored is not None and is_unknown(stored, each) for stored, each in noted)
 
 
 def _as_they_are(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -584,28 +484,6 @@ def _as_they_are(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         each if tells_of_looks(each) or type(each).__torch_dispatch__ is not _NO_DISPATCH else plain_of(each)
         for each in tensors
     ]
-
-
-def _layout(source: torch.Tensor, target: torch.Tensor) -> str:
-    """What kind of copy it is: neighbours in the copy's memory are none in the original's (``"transpose"``: rows become
-    columns); one of both has gaps (``"strided"``); else nothing."""
-    if source.shape != target.shape or source.layout is not torch.strided:
-        return ""
-    beside = zip(source.shape, source.stride(), target.stride(), strict=True)
-    if any(there == 1 and size > 1 and here > 1 for size, here, there in beside):
-        return "transpose"
-    return "" if source.stride() == target.stride() or (_is_dense(source) and _is_dense(target)) else "strided"
-
-
-def _is_dense(tensor: torch.Tensor) -> bool:
-    """Whether its elements fill a stretch of memory, in whatever order of dimensions."""
-    expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size != 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
 
 
 def _stays(device: RankDevice, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
