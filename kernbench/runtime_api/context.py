@@ -35,7 +35,7 @@ from kernbench.sim_engine import GraphEngine, Operation
 from kernbench.simulation.active_simulation import activate, deactivate
 from kernbench.simulation.launches.kernel_launch import is_kernel
 from kernbench.simulation.matching.groups import Collective
-from kernbench.simulation.memory.process_memory import parse_limit
+from kernbench.simulation.memory.memory_limit import parse_limit
 from kernbench.simulation.ranks.folding import chosen_ranks
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.time.jitter import Jitter

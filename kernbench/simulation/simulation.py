@@ -30,7 +30,8 @@ from kernbench.simulation.matching.groups import Communicator
 from kernbench.simulation.matching.hooks import open_hooks
 from kernbench.simulation.matching.matcher import Matcher
 from kernbench.simulation.matching.monitored_barriers import MonitoredBarriers
-from kernbench.simulation.memory.process_memory import Limit, ProcessMemories
+from kernbench.simulation.memory.memory_limit import Limit
+from kernbench.simulation.memory.process_memory import ProcessMemories
 from kernbench.simulation.memory.storages import StorageTable
 from kernbench.simulation.operation_descriptions import DescribedLog, Descriptions
 from kernbench.simulation.order.stream_order import StreamOrder

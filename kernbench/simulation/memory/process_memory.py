@@ -13,11 +13,10 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from types import FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 
-from kernbench.errors import ConfigError
 from kernbench.memory.caching_allocator import CachingAllocator, NoRoomError
 from kernbench.memory.history import AllocationHistory
 from kernbench.memory.ledger import (
@@ -51,10 +50,12 @@ from kernbench.memory.workspaces import BLAS, LT, NOT_IN_A_CAPTURE, Workspaces
 from kernbench.sim_engine import GraphEngine
 from kernbench.sim_engine.data_executor import Pick
 from kernbench.sim_engine.operation import Operation
+from kernbench.simulation.memory.memory_limit import Limit
+from kernbench.simulation.memory.memory_owners import MemoryOwners, SettledPool
+from kernbench.simulation.memory.stream_use import StreamUse
 from kernbench.simulation.ranks.failures import pid_of
 from kernbench.simulation.ranks.hosts import Host, Hosts
 from kernbench.simulation.ranks.locations import Location, location_of
-from kernbench.topology.units import SIZE, QuantityError
 
 _BASE = 0x7F00_0000_0000
 _PER_SIP = 1 << 44
@@ -69,52 +70,6 @@ _UNLIMITED = sys.maxsize >> 1
 OutOfMemoryObserver = Callable[[int, int, int, int], object]
 """Takes the number of a SIP, bytes that were asked for, bytes allocated there, and bytes free."""
 
-Limit = int | str
-"""Bytes that each process may reserve on a SIP, besides what CUDA and its libraries take; ``"device"``: what the SIP has, less
-that; ``"off"``: any number."""
-
-
-def parse_limit(given: object) -> Limit:
-    """A limit as people write it: ``"device"``, ``"off"``, ``"80GB"``, ``"512 MiB"`` or bytes. Raises :class:`ConfigError`."""
-    if given in ("device", "off"):
-        return str(given)
-    try:
-        nbytes = SIZE.parse(given)
-    except QuantityError as error:
-        raise ConfigError(f"memory limit {error.found}: expected 'device', 'off', or {error.expected}") from error
-    if nbytes < 1 or nbytes != int(nbytes):
-        raise ConfigError(f"memory limit {given!r}: expected at least one byte")
-    return int(nbytes)
-
-
-class MemoryOwners(Protocol):
-    """Knows what programs use memory for; the room that knows torch's modules and optimizers has one."""
-
-    def claim_all(self, host: Host) -> None:
-        """Note in the ledger whose all is that is alive."""
-
-    def before_backward(self, host: Host) -> None:
-        """A backward pass of a process begins."""
-
-    def number(self, sip: int) -> int:
-        """The number of a SIP to the rank that runs."""
-
-    def operation(self, frame: FrameType | None) -> str:
-        """The operation of torch that is under way in a frame or its callers; empty if none is."""
-
-    def module(self, host: Host, frame: FrameType | None) -> ModuleUse | None:
-        """The module that allocates in a frame or its callers; None if none does."""
-
-    def state(self, host: Host, frame: FrameType | None) -> ProgramState:
-        """What the program of a process, which is in this frame, does already."""
-
-
-class SettledPool(Protocol):
-    """Memory of CUDA graphs (:class:`kernbench.torch_backend.gpu.memory.captured_memory.GraphPool`)."""
-
-    def settle(self) -> None:
-        """Give back what recordings alone hold."""
-
 
 class OtherProcess(NamedTuple):
     """Another process that has memory of a SIP.
@@ -128,41 +83,6 @@ class OtherProcess(NamedTuple):
     rank: int | None
     on_device: int
     reserved: int
-
-
-_FREE_AGAIN = ("free again", "not yet")
-
-
-class StreamUse:
-    """The last operation of a stream that still uses a block.
-
-    Args:
-        pick: says whether one that has ended is seen to have (:mod:`kernbench.order.choices`); None: it is.
-    """
-
-    __slots__ = ("_host", "_pick", "_refresh", "_work")
-
-    def __init__(
-        self, host: Host, op: Operation, refresh: Callable[[Sequence[Operation]], None], pick: Pick | None = None
-    ) -> None:
-        self._host = host
-        self._work = op
-        self._refresh = refresh
-        self._pick = pick
-
-    def ended(self) -> bool:
-        """Whether it has by the host's clock."""
-        self._refresh((self._work,))
-        ended = self._work.end is not None and self._work.end <= self._host.clock
-        return ended and (self._pick is None or not self._pick(f"a{self._host.rank}", _FREE_AGAIN))
-
-    def finish(self) -> bool:
-        """Move the host's clock to its end, if that is known."""
-        self._refresh((self._work,))
-        if self._work.end is None:
-            return False
-        self._host.clock = max(self._host.clock, self._work.end)
-        return True
 
 
 class ProcessMemory:
