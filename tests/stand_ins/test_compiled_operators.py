@@ -281,9 +281,8 @@ def test_what_to_do_travels_with_the_error_of_a_process(tmp_path: Path) -> None:
         except OSError as error:
             raise ValueError("no kernels") from error
 
-    with kernbench.simulate("dgx_h100") as ctx:
-        with pytest.raises(kernbench.SpawnException) as failed:
-            ctx.multiprocessing.spawn(worker, nprocs=1, isolation="process")
+    with kernbench.simulate("dgx_h100") as ctx, pytest.raises(kernbench.SpawnException) as failed:
+        ctx.multiprocessing.spawn(worker, nprocs=1, isolation="process")
     assert "there is no nvcc" in str(advice_for(failed.value.errors[0]))
 
 
