@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable, Sequence
 
 from kernbench.errors import message_of, own_attribute
-from kernbench.stand_ins import loads_libraries, needs_cuda, stand_in_for
+from kernbench.stand_ins import builds_kernels, loads_libraries, needs_cuda, stand_in_for
 
 _TRITONS_CACHE = os.path.join("triton", "runtime", "cache")
 _COMPILERS = re.compile(r"(?:.*/)?(?:\w+-)*(?:cc|gcc|g\+\+|c\+\+|clang|clang\+\+)(?:-[\d.]+)?")
@@ -83,9 +83,12 @@ def _no_cuda_compiler(error: BaseException, files: Sequence[str]) -> str | None:
     if any(file.endswith(os.path.join("torch", "utils", "cpp_extension.py")) for file in files) and (
         "CUDA_HOME" in message_of(error) or "nvcc" in message_of(error)
     ):
-        return (
-            "sources for CUDA cannot be built here, as there is no nvcc: give their operators a stand-in (docs/plugins.md, "
-            '"How to add an operator"), or take the package\'s way without them'
+        name = builds_kernels(files)
+        return "sources for CUDA cannot be built here, as there is no nvcc: " + (
+            'give their operators a stand-in (docs/plugins.md, "How to add an operator"), or take the package\'s way without '
+            "them"
+            if name is None
+            else f"kernbench run --stand-in {name} has some of its kernels (kernbench stand-ins lists them)"
         )
     return None
 
