@@ -135,3 +135,15 @@ def gradients_that_no_hook_sees(fixed: bool) -> None:
         loss.backward()
     else:
         torch.autograd.grad(loss, list(model.parameters()))
+
+
+def groups_ended_in_another_order(fixed: bool) -> None:
+    """Some ranks have a group more when a mesh is made, so that its groups have other names there, by which they are ended."""
+    dist.destroy_process_group()
+    dist.init_process_group("nccl", device_id=torch.device("cuda", torch.cuda.current_device()))
+    shapes = [(2, 2), (3,)] if fixed else [(3,), (2, 2)]
+    for mesh in [init_device_mesh("cuda", shape) for shape in shapes]:
+        for axis in range(mesh.ndim) if mesh.get_coordinate() is not None else ():
+            dist.all_reduce(torch.ones(1, device="cuda"), group=mesh.get_group(axis))
+    torch.cuda.synchronize()
+    dist.destroy_process_group()

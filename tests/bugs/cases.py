@@ -124,6 +124,7 @@ BUGS = (
     Bug(calls.norm_over_two_meshes, "pytorch/pytorch#180346", RuntimeError, "must have the same mesh", mark="", ranks=4),
     Bug(calls.result_left_out_of_a_static_graph, "pytorch/pytorch#97030", RuntimeError, "static_graph", mark=""),
     Bug(calls.gradients_that_no_hook_sees, "pytorch/pytorch#47562", None),
+    Bug(calls.groups_ended_in_another_order, "pytorch/pytorch#190396", None, ranks=4),
     Bug(streams.scaled_before_it_is_summed, "OpenNMT/OpenNMT-py#2295", _RACE, "call wait() on the work", races=True),
     Bug(streams.clones_gathered_by_another_stream, "pytorch/pytorch#197827", _RACE, "wait_stream", races=True, ranks=1),
     Bug(streams.sum_waited_for_on_another_stream, "pytorch/pytorch#145713", _RACE, "read after write", races=True),

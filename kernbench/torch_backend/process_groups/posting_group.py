@@ -242,14 +242,20 @@ class PostingGroup(STOCK):
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> PostingGroup | None:
-        """The part of this group that ``new_ranks`` (numbers in this group) are; None if this rank is not in it."""
+        """The part of this group that ``new_ranks`` (numbers in this group) are; None if this rank is not in it.
+
+        Members of NCCL's communicators find each other by the number of the split, whatever each calls the group: torch's names
+        count the groups that a rank has. Gloo's find each other by that name.
+        """
         self.splits += 1
         if self._rank not in new_ranks:
             return None
         members = tuple(self.communicator.ranks[rank] for rank in new_ranks)
         name = group_name or f"{self._name}:split"
         mine = self.communicator.ranks[self._rank]
-        communicator = self.simulation.world.communicators.of(mine, name, members, is_world=False)
+        by_number = "gloo" not in self.backends.values()
+        met_as = f"(split {self.splits} of {self.communicator.name})" if by_number else name
+        communicator = self.simulation.world.communicators.of(mine, met_as, members, is_world=False)
         return type(self).made(
             self.simulation, self._device, self._futures, communicator, new_ranks.index(self._rank), self.backend_name,
             timeout or self.timeout, timeout is not None or self.asked_for, name, group_desc or "undefined",
