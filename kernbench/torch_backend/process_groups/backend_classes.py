@@ -82,7 +82,7 @@ class _BackendKind(type):
 
 
 class _WrapperKind(type):
-    """The class of ``_ProcessGroupWrapper``, by which torch makes groups that check calls (``TORCH_DISTRIBUTED_DEBUG=DETAIL``)."""
+    """The class of ``_ProcessGroupWrapper``, by which torch makes groups that check calls (its debug level ``DETAIL``)."""
 
     def __call__(cls, group: Any, helper: object) -> Any:
         return group.checking_at_once()
