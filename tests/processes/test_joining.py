@@ -572,6 +572,7 @@ torch.accelerator.empty_cache()
 torch.accelerator.empty_host_cache()
 assert torch.accelerator.memory_allocated() == torch.accelerator.current_device_index() == 0
 
+raw_stream = torch._C._cuda_getCurrentRawStream
 before = listed()
 assert before == (torch.cuda.device_count(), torch.cuda.get_device_name(0)), before
 dist.init_process_group("nccl", "tcp://localhost:29511", rank=0, world_size=1)
@@ -586,6 +587,7 @@ torch.cuda.set_device(torch.device("cuda", 0))
 side = torch.cuda.Stream()
 with torch.cuda.stream(side):
     assert torch.cuda.current_stream() == side
+    assert raw_stream(0) == side.cuda_stream
 torch.cuda.synchronize()
 assert set(called) == {*FUNCTIONS} and called.count("set_stream") == 2, called
 print(before, x.tolist(), flush=True)
