@@ -7,8 +7,8 @@ import re
 import traceback
 from collections.abc import Callable, Sequence
 
-from kernbench.errors import message_of
-from kernbench.stand_ins import loads_libraries, needs_cuda, stand_in_for
+from kernbench.errors import message_of, own_attribute
+from kernbench.stand_ins import builds_kernels, loads_libraries, needs_cuda, stand_in_for
 
 _TRITONS_CACHE = os.path.join("triton", "runtime", "cache")
 _COMPILERS = re.compile(r"(?:.*/)?(?:\w+-)*(?:cc|gcc|g\+\+|c\+\+|clang|clang\+\+)(?:-[\d.]+)?")
@@ -83,9 +83,12 @@ def _no_cuda_compiler(error: BaseException, files: Sequence[str]) -> str | None:
     if any(file.endswith(os.path.join("torch", "utils", "cpp_extension.py")) for file in files) and (
         "CUDA_HOME" in message_of(error) or "nvcc" in message_of(error)
     ):
-        return (
-            "sources for CUDA cannot be built here, as there is no nvcc: give their operators a stand-in (docs/plugins.md, "
-            '"How to add an operator"), or take the package\'s way without them'
+        name = builds_kernels(files)
+        return "sources for CUDA cannot be built here, as there is no nvcc: " + (
+            'give their operators a stand-in (docs/plugins.md, "How to add an operator"), or take the package\'s way without '
+            "them"
+            if name is None
+            else f"kernbench run --stand-in {name} has some of its kernels (kernbench stand-ins lists them)"
         )
     return None
 
@@ -97,7 +100,13 @@ _ROWS: tuple[Callable[[BaseException, Sequence[str]], str | None], ...] = (
 
 
 def advice_for(error: BaseException) -> str | None:
-    """A line that says what to do, also of an error that another was raised from; None where nothing is known."""
+    """A line that says what to do, also of an error that another was raised from; None where nothing is known.
+
+    Of one that has come from another process, what :func:`tell_advice` has been given.
+    """
+    told = own_attribute(error, "__dict__").get(_ADVICE)
+    if told is not None:
+        return str(told)
     seen: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in seen:
@@ -108,3 +117,12 @@ def advice_for(error: BaseException) -> str | None:
         seen.append(cause)
         cause = cause.__cause__ or (None if cause.__suppress_context__ else cause.__context__)
     return stand_in_for(error)
+
+
+def tell_advice(error: BaseException, advice: str) -> None:
+    """Note what is known of an exception that has no traceback here, and not those that it was raised from."""
+    if advice:
+        own_attribute(error, "__dict__")[_ADVICE] = advice
+
+
+_ADVICE = "_kernbench_advice"

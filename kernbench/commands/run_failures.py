@@ -58,6 +58,7 @@ class ShownFailures:
         ended = [cause for cause in error.errors.values() if isinstance(cause, _ENDED_FROM_HERE)]
         for text in dict.fromkeys(map(str, ended)):
             self._show(f"kernbench: {text}")
+        self._advise(error.errors.values())
 
     def script(self, error: BaseException, file: str) -> bool:
         """Show what a script that runs once has raised, from its own file on; false if that had no part in it."""
@@ -75,8 +76,12 @@ class ShownFailures:
 
     def _explain(self, errors: Collection[BaseException], shown: str) -> None:
         """Print what is known of errors besides what was ``shown``, each once."""
-        hints = dict.fromkeys(filter(None, map(advice_for, errors)))
-        for line in (*notes_that_python_hides(errors, shown), *hints):
+        for line in notes_that_python_hides(errors, shown):
+            click.echo(line, file=self._stream)
+        self._advise(errors)
+
+    def _advise(self, errors: Collection[BaseException]) -> None:
+        for line in dict.fromkeys(filter(None, map(advice_for, errors))):
             click.echo(line, file=self._stream)
 
     def _show(self, text: str) -> None:

@@ -9,6 +9,7 @@ import socket
 import struct
 from typing import Any, NamedTuple
 
+from kernbench.advice import advice_for, tell_advice
 from kernbench.errors import kind_of, message_of, substitute
 from kernbench.simulation.ranks.failures import place_of, tell_place
 
@@ -94,12 +95,14 @@ class Portable(NamedTuple):
         kind: as :func:`.kind_of` gives it.
         said: what it says.
         place: the program's line that has raised it; empty if not known.
+        advice: what to do about it, empty where nothing is known: its traceback, which says more, stays behind.
     """
 
     pickled: bytes | None
     kind: tuple[str, str]
     said: str
     place: str = ""
+    advice: str = ""
 
 
 class _ExceptionPickler(pickle.Pickler):
@@ -116,7 +119,10 @@ class _ExceptionPickler(pickle.Pickler):
 
 def portable(error: BaseException) -> Portable:
     """An exception as another process can read it."""
-    words = (kind_of(error), message_of(error), place_of(error))
+    advice = ""
+    with contextlib.suppress(Exception):  # of a program's exceptions, which may answer anything
+        advice = advice_for(error) or ""
+    words = (kind_of(error), message_of(error), place_of(error), advice)
     for pickler in (_ExceptionPickler, pickle.Pickler):
         body = io.BytesIO()
         with contextlib.suppress(Exception, SystemExit, GeneratorExit):  # of this kind, or of what is in it
@@ -135,4 +141,5 @@ def restored(portable: Portable) -> BaseException:
     if not isinstance(error, BaseException):
         error = substitute(portable.kind, portable.said)
     tell_place(error, portable.place)
+    tell_advice(error, portable.advice)
     return error

@@ -33,7 +33,7 @@ CUDA = "KERNBENCH_CUDA_VERSION"
 
 TAKEN = "KERNBENCH_RANK"
 """The environment variable in which a rank tells the processes that it starts which rank is taken, and of which simulation: its
-RANK is inherited."""
+RANK is inherited. The rank itself does not see it."""
 
 Generators = Mapping[str, tuple[Callable[[], Any], Any]]
 """Of modules with a random generator: how to read its state, and what that was when the module was imported."""
@@ -146,11 +146,11 @@ def join(rank: int, size: int, keep: Collection[str] = ()) -> None:
     if os.environ.get("WORLD_SIZE") != str(size) or of_its_starter:  # what it says of nodes is of another world
         local = ""
     seat = Seat(os.environ[ADDRESS], Hello(rank, size, whole_number(local) or 0))
-    os.environ[TAKEN] = taken(os.environ[ADDRESS], rank, size, local)
+    of_children = {TAKEN: taken(os.environ[ADDRESS], rank, size, local)}
     opened = simulate(stop_after_steps=seat.welcome.stop_after_steps, **seat.welcome.options)
     ctypes.pythonapi.Py_IncRef(
         ctypes.py_object(opened)
     )  # never closed: torch is the rank's to the last of Python's end
     ctx = opened.__enter__()
     _joined.append(ctx)
-    ctx.multiprocessing.take(seat, size, keep)
+    ctx.multiprocessing.take(seat, size, keep, of_children)

@@ -229,15 +229,20 @@ class Multiprocessing:
             company.part()
             raise
 
-    def take(self, seat: Seat, nprocs: int, keep: Collection[str] = ()) -> None:
+    def take(
+        self, seat: Seat, nprocs: int, keep: Collection[str] = (), of_children: Mapping[str, str] | None = None
+    ) -> None:
         """This process is the rank of another one's simulation that has the ``seat``, from here on until it ends.
 
-        ``keep``: modules whose random generators go on where they are; the others are seeded.
+        ``keep``: modules whose random generators go on where they are; the others are seeded. ``of_children``: environment
+        variables that the processes have which it starts, and not it itself.
         """
         self._open_hosts(nprocs, seat.welcome.clock, driven=seat.welcome.driven)
         self._simulation.world.apart = True
         environment = Environment(self._devices, self._tools(), alone=True)
         environment.state.variables = lambda rank: {}  # it has those that it was started with
+        told = environment.state.of_children
+        environment.state.of_children = lambda environ: {**told(environ), **(of_children or {})}
         self._open(environment)
         join(seat, self._simulation, environment, stores.innermost(), keep)
 

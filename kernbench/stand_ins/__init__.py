@@ -33,8 +33,8 @@ from kernbench.stand_ins.table import StandIn, all_of_them, find, names
 from kernbench.suggestions import did_you_mean
 
 __all__ = [
-    "AUTO", "TOLD", "StandIn", "loads_libraries", "needs_cuda", "of_each_rank", "remarks", "stand_in_as_told", "stand_in_for",
-    "standing_in",
+    "AUTO", "TOLD", "StandIn", "builds_kernels", "loads_libraries", "needs_cuda", "of_each_rank", "remarks",
+    "stand_in_as_told", "stand_in_for", "standing_in",
 ]  # fmt: skip
 
 AUTO = "auto"
@@ -79,6 +79,13 @@ def loads_libraries(files: Iterable[str]) -> str | None:
             if any(file.endswith((f"{end}.py", f"{end}/__init__.py")) for end in ends):
                 return name
     return None
+
+
+def builds_kernels(files: Iterable[str]) -> str | None:
+    """The package with one of these files, where it has a stand-in for what it compiles that is not in effect."""
+    in_effect = {each.name for each in sys.meta_path if isinstance(each, CompiledFinder)}
+    compiled = [each.name for each in all_of_them() if each.compiles and each.name not in in_effect]
+    return next((name for file in files for name in compiled if f"/{name}/" in file), None)
 
 
 @contextmanager

@@ -114,6 +114,10 @@ SHIPPED = {
         StandIn("deep_gemm", "2.6.1", folder=Path(__file__).with_name("deep_gemm"), bound={
             "deep_gemm._kernels": "kernbench.compiled_operators.deep_gemm",
         }),
+        StandIn(
+            "deepspeed", "0.19.8", bound={"deepspeed.ops.adam.fused_adam_op": "kernbench.compiled_operators.deepspeed"},
+            observed={"deepspeed.git_version_info": "kernbench.compiled_operators.deepspeed:built"},
+        ),
         StandIn("flash_attn", "2.8.3", folder=Path(__file__).with_name("flash_attn"), compiled={
             "flash_attn._kernels": "kernbench.compiled_operators.flash_attn:operators",
         }),

@@ -215,7 +215,7 @@ class ReplacedNames:
             for module in (dist, c10d):
                 names.set(module, name, _always)
         names.add(torch._C._distributed_c10d, "_hash_tensors", _hash_of)
-        names.set(c10d, "_ProcessGroupWrapper", lambda group, helper: group.checking_at_once())
+        names.set(c10d, "_ProcessGroupWrapper", backend_classes.WRAPPER)
         backend_classes.install(names, self._make_directly)
         group_class.install(names, SimProcessGroup)
 

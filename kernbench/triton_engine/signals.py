@@ -83,6 +83,11 @@ class Words:
             else:
                 party.heard.setdefault(writer, set()).add(self.home)
 
+    def writers(self, word: int) -> frozenset[int]:
+        """The ranks whose operations may have changed a word last; none if it is as it was made."""
+        party = self._writer.get(word)
+        return frozenset() if party is None else frozenset(operation.rank for operation in party.operations)
+
     def write(self, party: Party, offsets: Iterable[int]) -> None:
         """``party`` has changed the words at these byte offsets."""
         for offset in offsets:

@@ -10,13 +10,15 @@ import torch
 import torch.distributed as dist
 
 import kernbench
+from tests.bugs import call_programs as calls
 from tests.bugs import collective_programs as many
 from tests.bugs import memory_programs as one
+from tests.bugs import stream_programs as streams
 
 
 @dataclass(frozen=True)
 class Bug:
-    """A program of one of the two modules.
+    """A program of one of the four modules.
 
     Attributes:
         issue: where it was told of.
@@ -110,6 +112,29 @@ BUGS = (
     Bug(one.weights_dropped_while_they_are_copied, "meta-pytorch/torchrec#4218", _RACE, "record_stream() on the tensor for",
         races=True, ranks=1),
     Bug(one.copy_that_is_asked_for_too_seldom, "sgl-project/sglang#16493", _RACE, "read after write", races=True, ranks=1),
+    Bug(calls.buffers_in_another_order, "verl-project/verl#6365", _MISMATCH, "(shape differ)"),
+    Bug(calls.best_loss_that_one_rank_knows, "pytorch/pytorch#77562", _MISMATCH, "rank 1: barrier"),
+    Bug(calls.step_of_ranks_without_overflow, "facebookresearch/fairscale#754", _MISMATCH, "rank 0: broadcast"),
+    Bug(calls.message_shorter_than_its_room, "pytorch/pytorch#117486", _MISMATCH, "a message from rank 0 to rank 1"),
+    Bug(calls.rows_of_another_width, "pytorch/pytorch#158016", _MISMATCH, "rank 1 sends 3 elements to rank 0, which expects 4"),
+    Bug(calls.columns_scattered_as_they_are, "pytorch/pytorch#128066", ValueError, "Tensors must be contiguous", mark=""),
+    Bug(calls.ring_of_single_messages, "NVIDIA/Fuser#5855", _DEADLOCK, "rank 0 -> rank 2 -> rank 0", ranks=4),
+    Bug(calls.shards_of_each_ranks_own_length, "NVIDIA-NeMo/Automodel#1365", _MISMATCH, "(shape differ)"),
+    Bug(calls.lengths_that_one_rank_has_changed, "NVIDIA/TensorRT-LLM#16745", _MISMATCH, "(shape differ)"),
+    Bug(calls.norm_over_two_meshes, "pytorch/pytorch#180346", RuntimeError, "must have the same mesh", mark="", ranks=4),
+    Bug(calls.result_left_out_of_a_static_graph, "pytorch/pytorch#97030", RuntimeError, "static_graph", mark=""),
+    Bug(calls.gradients_that_no_hook_sees, "pytorch/pytorch#47562", None),
+    Bug(calls.groups_ended_in_another_order, "pytorch/pytorch#190396", None, ranks=4),
+    Bug(streams.scaled_before_it_is_summed, "OpenNMT/OpenNMT-py#2295", _RACE, "call wait() on the work", races=True),
+    Bug(streams.clones_gathered_by_another_stream, "pytorch/pytorch#197827", _RACE, "wait_stream", races=True, ranks=1),
+    Bug(streams.sum_waited_for_on_another_stream, "pytorch/pytorch#145713", _RACE, "read after write", races=True),
+    Bug(streams.batch_dropped_while_it_is_used, "huggingface/pytorch-image-models#2784", _RACE, "was given back", races=True,
+        ranks=1),
+    Bug(streams.captured_on_a_stream_that_is_not, "NVIDIA/nccl#1679", torch.AcceleratorError, "no replay does it again",
+        mark="", ranks=1),
+    Bug(streams.workspace_in_the_pool_of_a_graph, "ROCm/aiter#5393", None, ranks=1),
+    Bug(streams.color_that_a_capture_keeps, "ROCm/aiter#3928", _RACE, "To order them", mark="pushed", races=True),
+    Bug(streams.signal_of_another_group, "pytorch/pytorch#192581", None, remark="'s signal for one of rank", ranks=3),
 )  # fmt: skip
 
 FILLED = (one.expert_whose_rows_nobody_writes, one.rows_cut_off_without_a_gradient)

@@ -57,7 +57,7 @@ def test_the_wrong_program_is_reported(bug: Bug) -> None:
     assert errors
     error = next(iter(errors.values()))
     assert isinstance(error, bug.error)
-    text = "\n".join((str(error), *getattr(error, "__notes__", ())))
+    text = "\n".join((str(error), *getattr(error, "__notes__", ()), str(error.__context__)))
     assert bug.says in text
     if bug.mark:
         assert _line(bug) in text

@@ -132,6 +132,32 @@ def test_ranks_of_torchrun_do_what_ranks_of_ours_do(data, tmp_path):
     assert theirs.read_bytes() == ours.read_bytes()
 
 
+VARIABLES = """
+import os, subprocess, torch, torch.distributed as dist
+
+before = set(os.environ)
+dist.init_process_group("nccl", "tcp://localhost:29501", rank=0, world_size=1)
+dist.barrier()
+print("new", sorted(set(os.environ) - before), flush=True)
+say = ["/bin/sh", "-c", "echo ${KERNBENCH_RANK%% *}"]
+subprocess.run(say)
+os.system(say[2])
+for start in (os.posix_spawn, os.posix_spawnp):
+    os.waitpid(start(say[0], say, os.environ), 0)
+os.execve(say[0], say, os.environ) if os.fork() == 0 else os.wait()
+print("after", "KERNBENCH_RANK" in os.environ, flush=True)
+"""
+
+
+def test_a_rank_has_the_environment_that_its_launcher_gave_it(tmp_path):
+    """What says that its rank is taken is for processes that it starts."""
+    script = tmp_path / "script.py"
+    script.write_text(VARIABLES)
+    done = run("--", sys.executable, script)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[:7] == ["new []", *["0/1"] * 5, "after False"]
+
+
 OWN_GPU = """
 import os, sys, torch, torch.distributed as dist
 
@@ -546,6 +572,7 @@ torch.accelerator.empty_cache()
 torch.accelerator.empty_host_cache()
 assert torch.accelerator.memory_allocated() == torch.accelerator.current_device_index() == 0
 
+raw_stream = torch._C._cuda_getCurrentRawStream
 before = listed()
 assert before == (torch.cuda.device_count(), torch.cuda.get_device_name(0)), before
 dist.init_process_group("nccl", "tcp://localhost:29511", rank=0, world_size=1)
@@ -560,6 +587,7 @@ torch.cuda.set_device(torch.device("cuda", 0))
 side = torch.cuda.Stream()
 with torch.cuda.stream(side):
     assert torch.cuda.current_stream() == side
+    assert raw_stream(0) == side.cuda_stream
 torch.cuda.synchronize()
 assert set(called) == {*FUNCTIONS} and called.count("set_stream") == 2, called
 print(before, x.tolist(), flush=True)

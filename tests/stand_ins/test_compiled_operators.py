@@ -270,6 +270,22 @@ def test_what_to_do_about_sources_and_the_driver(load: Callable[[Path], None], w
     assert words in found[0]
 
 
+def test_what_to_do_travels_with_the_error_of_a_process(tmp_path: Path) -> None:
+    """Which leaves its frames behind, and the error that it was raised from."""
+    if importlib.import_module("torch.utils.cpp_extension").CUDA_HOME:
+        pytest.skip("CUDA is here")
+
+    def worker(rank: int) -> None:
+        try:
+            _loads_sources(tmp_path)
+        except OSError as error:
+            raise ValueError("no kernels") from error
+
+    with kernbench.simulate("dgx_h100") as ctx, pytest.raises(kernbench.SpawnException) as failed:
+        ctx.multiprocessing.spawn(worker, nprocs=1, isolation="process")
+    assert "there is no nvcc" in str(advice_for(failed.value.errors[0]))
+
+
 def test_other_libraries_have_no_such_advice() -> None:
     assert advice_for(ImportError("libgomp.so.1: cannot open shared object file", name="acme._C")) is None
 

@@ -137,6 +137,20 @@ def test_detail_finds_a_mismatch_in_the_call() -> None:
     assert dist.get_debug_level() == level
 
 
+@pytest.mark.parametrize("level", [dist.DebugLevel.OFF, dist.DebugLevel.DETAIL])
+def test_no_group_is_a_wrapper_of_another(level: Any) -> None:
+    """Programs that look for the backend inside of one ask that first."""
+
+    def body(rank: int) -> Any:
+        dist.set_debug_level(level)
+        dist.init_process_group("nccl")
+        wrapper: Any = dist.distributed_c10d._ProcessGroupWrapper  # type: ignore[attr-defined]
+        group: Any = dist.group.WORLD
+        return [isinstance(each, wrapper) for each in (group, group._get_backend(torch.device("cuda")))]
+
+    assert spawn(body) == [[False, False]] * 2
+
+
 @pytest.mark.parametrize("backend", ["gloo", "nccl"])
 def test_detail_logs_hashes_of_objects(backend: str, caplog: pytest.LogCaptureFixture) -> None:
     """Which torch takes from a function that only its builds with NCCL have."""

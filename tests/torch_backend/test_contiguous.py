@@ -116,3 +116,114 @@ def test_a_message_of_overlapping_elements_is_refused():
 
     with pytest.raises(kernbench.SpawnException, match="ValueError: Tensors for P2P must be non-overlapping and dense"):
         run(program)
+
+
+IMAGES = torch.arange(48.0).view(2, 3, 2, 4)
+
+
+def _image(rank: int, last: bool) -> torch.Tensor:
+    """Images whose elements are numbered, in channels-last memory or not."""
+    image = (IMAGES + 48 * rank).to("cuda")
+    return image.to(memory_format=torch.channels_last) if last else image
+
+
+def _empty(rows: int, last: bool) -> torch.Tensor:
+    form = torch.channels_last if last else torch.contiguous_format
+    return torch.empty(rows, 3, 2, 4, device="cuda", memory_format=form)
+
+
+def _gathered(rank: int, given: bool, got: bool) -> torch.Tensor:
+    out = _empty(4, got)
+    dist.all_gather_into_tensor(out, _image(rank, given))
+    return out
+
+
+def _scattered(rank: int, given: bool, got: bool) -> torch.Tensor:
+    out = _empty(1, got)
+    dist.reduce_scatter_tensor(out, _image(rank, given))
+    return out
+
+
+def _exchanged(rank: int, given: bool, got: bool) -> torch.Tensor:
+    out = _empty(2, got)
+    dist.all_to_all_single(out, _image(rank, given))
+    return out
+
+
+def _listed(rank: int, given: bool, got: bool) -> torch.Tensor:
+    out = [_empty(2, got), _empty(2, got)]
+    dist.all_gather(out, _image(rank, given))
+    return torch.cat(out)
+
+
+def _broadcast(rank: int, given: bool, got: bool) -> torch.Tensor:
+    out = _image(rank, given if rank == 0 else got)
+    dist.broadcast(out, 0)
+    return out
+
+
+def _moved(sent: torch.Tensor, form: torch.memory_format, got: torch.memory_format) -> torch.Tensor:
+    """What is received of a tensor: its memory, read with the receiver's strides."""
+    memory = sent.contiguous(memory_format=form)
+    room = torch.empty_like(sent, memory_format=got)
+    room.as_strided((sent.numel(),), (1,)).copy_(memory.as_strided((sent.numel(),), (1,)))
+    return room
+
+
+REORDERED = {
+    _gathered: lambda rank: torch.cat([IMAGES, IMAGES + 48]),
+    _scattered: lambda rank: (2 * IMAGES + 48)[rank : rank + 1],
+    _exchanged: lambda rank: torch.stack([IMAGES[rank], IMAGES[rank] + 48]),
+    _listed: lambda rank: torch.cat([IMAGES, IMAGES + 48]),
+    _broadcast: lambda rank: IMAGES,
+}
+"""What each rank gets where both sides have the same strides."""
+
+
+@pytest.mark.parametrize("isolation", ["carrier", "process"])
+@pytest.mark.parametrize("given", [False, True], ids=["from contiguous", "from channels-last"])
+@pytest.mark.parametrize("got", [False, True], ids=["to contiguous", "to channels-last"])
+def test_collectives_move_the_memory_of_channels_last_tensors(given, got, isolation):
+    """Which reorders elements where the other side has other strides, as NCCL does."""
+
+    def worker(rank: int) -> None:
+        torch.cuda.set_device(rank)
+        dist.init_process_group("nccl")
+        forms = [torch.channels_last if last else torch.contiguous_format for last in (given, got)]
+        for call, expected in REORDERED.items():
+            if call is _broadcast and rank == 0:
+                assert torch.equal(call(rank, given, got).cpu(), IMAGES)
+                continue
+            found = call(rank, given, got).cpu()
+            wanted = torch.cat([_moved(row, *forms) for row in expected(rank).split(1)])
+            assert torch.equal(found, wanted), call.__name__
+
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=WORLD, isolation=isolation)
+
+
+CUT: dict[str, Callable[[], object]] = {
+    "all_gather_into_tensor": lambda: dist.all_gather_into_tensor(
+        torch.empty(8, 8, device="cuda").t(), torch.ones(32, device="cuda")
+    ),
+    "reduce_scatter_tensor": lambda: dist.reduce_scatter_tensor(torch.empty(12, device="cuda"), strided()),
+    "reduce_scatter_tensor with gaps": lambda: dist.reduce_scatter_tensor(
+        torch.empty(4, device="cuda"), torch.ones(4, 6, device="cuda")[:, :2]
+    ),
+}
+
+
+@pytest.mark.parametrize("data", [True, False])
+@pytest.mark.parametrize("call", CUT.values(), ids=CUT)
+def test_a_strided_tensor_that_is_cut_into_parts_is_refused(call, data):
+    """NCCL would move its memory, in another order than its elements, and beside them."""
+
+    def worker(rank: int) -> None:
+        torch.cuda.set_device(rank)
+        dist.init_process_group("nccl")
+        call()
+
+    with kernbench.simulate("dgx_h100", enable_data=data) as ctx:
+        spawn = ctx.multiprocessing.spawn
+        with pytest.raises(kernbench.SpawnException, match="ValueError: Tensors must be contiguous"):
+            spawn(worker, nprocs=WORLD)

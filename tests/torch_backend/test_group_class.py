@@ -154,3 +154,25 @@ def test_a_group(body, isolation):
     with kernbench.simulate("dgx_h100") as ctx:
         ctx.multiprocessing.spawn(body, nprocs=2, isolation=isolation)
     assert dist.ProcessGroup is STOCK
+
+
+@pytest.mark.parametrize("isolation", ["carrier", "process"])
+def test_splits_of_a_group_meet_by_their_number(isolation: str) -> None:
+    """Torch names a split by the number of groups that the rank has, which differs behind a split that is not every rank's."""
+
+    def worker(rank: int) -> None:
+        torch.cuda.set_device(rank)
+        dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
+        part = dist.split_group(split_ranks=[[0, 1, 2]])
+        sums = []
+        for each in ([[0, 1], [2, 3]], [[0, 2], [1, 3]]):
+            group = dist.split_group(split_ranks=each)
+            value = torch.tensor([float(rank)], device="cuda")
+            dist.all_reduce(value, group=group)
+            sums.append(value.item())
+        assert sums == [[1.0, 2.0], [1.0, 4.0], [5.0, 2.0], [5.0, 4.0]][rank]
+        assert (part is None) == (rank == 3)
+        dist.destroy_process_group()
+
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=4, isolation=isolation)

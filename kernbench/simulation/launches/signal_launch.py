@@ -7,7 +7,7 @@ Kernels of the program's own may use the same words.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -35,6 +35,7 @@ class Swap:
         expected, value: what it must be, and becomes.
         words: who wrote the pad's words.
         waits_for: what has to happen, for people.
+        sender: the rank whose signal it takes down; None: it takes none.
     """
 
     pad: NDArray[np.uint32]
@@ -43,11 +44,19 @@ class Swap:
     value: int
     words: Words
     waits_for: str
+    sender: int | None = None
 
     @property
     def address(self) -> int:
         """Of the word, in this process."""
         return int(self.pad.ctypes.data) + self.index * WORD
+
+    def foreign(self) -> int | None:
+        """A rank that has raised the signal which is to be taken down, and is not the one that it is taken for."""
+        if self.sender is None or self.pad[self.index] != self.expected:
+            return None
+        writers = self.words.writers(self.index)
+        return None if not writers or self.sender in writers else min(writers)
 
     def try_once(self, party: Party, order: SignalOrder | None) -> bool:
         """Whether the word was as expected, and has been swapped."""
@@ -76,9 +85,11 @@ class SignalLaunch:
         after: Sequence[Operation],
         at: Location,
         order: SignalOrder | None = None,
+        remark: Callable[[str], object] = str,
     ) -> None:
         self.op = op
         self._order = order
+        self._remark = remark
         self.rank = op.rank
         self.after = after
         self.batch_key: Hashable = id(self)
@@ -97,7 +108,12 @@ class SignalLaunch:
         """Swap as far as possible; whether anything was swapped."""
         swapped = False
         for chain in self._chains:
-            while chain and chain[0].try_once(self._party, self._order):
+            while chain:
+                other = chain[0].foreign()
+                if not chain[0].try_once(self._party, self._order):
+                    break
+                if other is not None:
+                    self._remark(self._mistaken(chain[0], other))
                 del chain[0]
                 swapped = True
         self._chains = [chain for chain in self._chains if chain]
@@ -107,6 +123,13 @@ class SignalLaunch:
                 self._order.ended()
             self._timing.finished(self._party, [LEAST])
         return swapped
+
+    def _mistaken(self, swap: Swap, other: int) -> str:
+        return (
+            f"{self.op.name} of rank {self.rank}, at {self._at}, took rank {other}'s signal for one of rank {swap.sender}: "
+            "groups that meet on one buffer share its signal pad, in which a channel of each begins at the same word. Give "
+            "each group channels or a buffer of its own"
+        )
 
     def describe_wait(self) -> str:
         """What is missing, and where the program asked for it."""
@@ -124,6 +147,7 @@ def submit_signals(
     chains: Sequence[Sequence[Swap]],
     at: Location,
     timeout: float | None,
+    remark: Callable[[str], object],
 ) -> Operation:
     """Enqueue swaps on the current stream of the rank that runs; its host goes on.
 
@@ -131,6 +155,7 @@ def submit_signals(
         name: of the operation.
         at: where the program asked for it.
         timeout: in virtual seconds from now, after which it fails with a RuntimeError; None: never.
+        remark: takes what the summary is to say.
     """
     host = kernels.hosts.current()
     awaited = host.awaiting_values()
@@ -138,7 +163,7 @@ def submit_signals(
     order = None
     if host.order is not None:
         order = SignalOrder(kernels.engine.memory, kernels.hosts, host.order.kernel(op.moment), name, at)
-    launch = SignalLaunch(kernels.signal_timing, op, chains, awaited, at, order)
+    launch = SignalLaunch(kernels.signal_timing, op, chains, awaited, at, order, remark)
     kernels.executor.submit(launch)
     host.unsettled.setdefault(op.stream, []).append(op)
     if timeout is not None:

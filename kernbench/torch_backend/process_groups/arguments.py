@@ -107,14 +107,49 @@ def _parts(tensor: torch.Tensor, size: int) -> Tensors:
 _CHANNELS_LAST = {4: torch.channels_last, 5: torch.channels_last_3d}
 
 
-def require_contiguous(op: str, tensors: Tensors) -> None:
-    """NCCL moves memory, whatever strides say. Raises ValueError, as its groups do, if a tensor on a GPU is not contiguous."""
+def require_contiguous(op: str, tensors: Tensors) -> bool:
+    """NCCL moves memory, whatever strides say. Raises ValueError, as its groups do, if a tensor on a GPU is not contiguous.
+
+    Returns whether one is channels-last, which they take: its memory has another order than its elements (:func:`in_memory`).
+    """
+    reordered = False
     for tensor in tensors:
-        if not (tensor.is_contiguous() or block_of(tensor) is None or _is_channels_last(tensor)):
+        if tensor.is_contiguous() or block_of(tensor) is None:
+            continue
+        if not is_channels_last(tensor):
             raise ValueError(
                 f"Tensors must be contiguous: {op} was given one of shape {tuple(tensor.shape)} and strides {tensor.stride()}; "
                 "give it tensor.contiguous()"
             )
+        reordered = True
+    return reordered
+
+
+def in_memory(tensors: Tensors) -> Tensors:
+    """What NCCL moves of tensors: of channels-last ones a flat view of their memory. (Torch flattens a list of tensors into
+    one with the strides that they have, too.)"""
+    if type(tensors) is Cells:  # of a tensor that is flat
+        return tensors
+    return [
+        _memory_of(tensor) if is_channels_last(tensor) and block_of(tensor) is not None else tensor
+        for tensor in tensors
+    ]
+
+
+def in_one_piece(op: str, tensor: torch.Tensor, backend: str) -> torch.Tensor:
+    """A tensor that a group cuts into parts; of a channels-last one on a GPU a flat view of its memory, unless gloo moves it.
+
+    Raises ValueError, as torch's groups do, of other strides.
+    """
+    if tensor.is_contiguous() or backend == "gloo" or not require_contiguous(op, (tensor,)):
+        return tensor
+    return _memory_of(tensor)
+
+
+def _memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """A flat view of as many elements as a tensor has, from its first one on."""
+    with plain_torch(), torch.no_grad():
+        return tensor.detach().as_strided((tensor.numel(),), (1,), tensor.storage_offset())
 
 
 _STRIDED_MESSAGE = (
@@ -145,12 +180,11 @@ def memory_of_message(op: str, tensor: torch.Tensor) -> torch.Tensor:
             f"{_NOT_DENSE}: {op} was given one of shape {tuple(tensor.shape)} and strides {tensor.stride()}; give it "
             "tensor.contiguous()"
         )
-    if not _is_channels_last(tensor):
+    if not is_channels_last(tensor):
         place = user_location()
         said = _said.setdefault(place.file, {})
         warnings.warn_explicit(_STRIDED_MESSAGE, UserWarning, place.file, place.line, registry=said)
-    with plain_torch(), torch.no_grad():
-        return tensor.detach().as_strided((tensor.numel(),), (1,), tensor.storage_offset())
+    return _memory_of(tensor)
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -163,7 +197,10 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-def _is_channels_last(tensor: torch.Tensor) -> bool:
+def is_channels_last(tensor: torch.Tensor) -> bool:
+    """Whether it is contiguous with channels last, and not as it is."""
+    if tensor.is_contiguous():
+        return False
     form = _CHANNELS_LAST.get(tensor.dim())
     return form is not None and tensor.is_contiguous(memory_format=form)
 

@@ -81,6 +81,17 @@ class _BackendKind(type):
         return type.__call__(cls, group, cls.backend)
 
 
+class _WrapperKind(type):
+    """The class of ``_ProcessGroupWrapper``, by which torch makes groups that check calls (its debug level ``DETAIL``)."""
+
+    def __call__(cls, group: Any, helper: object) -> Any:
+        return group.checking_at_once()
+
+
+WRAPPER = _WrapperKind("_ProcessGroupWrapper", (), {"__module__": "torch._C._distributed_c10d"})
+"""Nothing is an instance of it: a simulated group checks itself. Programs ask whether one is before they look into it."""
+
+
 _CLASSES: dict[str, tuple[str, type]] = {"gloo": ("ProcessGroupGloo", _Gloo), "nccl": ("ProcessGroupNCCL", _Nccl)}
 
 

@@ -22,6 +22,7 @@ from kernbench.torch_backend.process_groups import backend_classes, flat_lists, 
 from kernbench.torch_backend.process_groups.arguments import (
     Tensors,
     cells_of,
+    in_one_piece,
     one_tensor,
     reduction_of,
     require_contiguous,
@@ -137,7 +138,8 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
                 f"{words}all_gather: output has {output.numel()} elements, expected {self.size()} times the input's "
                 f"{input.numel()}"
             )
-        cells = cells_of(output.view(-1), input.numel()) if input.numel() else [output] * self.size()
+        whole = in_one_piece("all_gather", output, self.backend_name)
+        cells = cells_of(whole.view(-1), input.numel()) if input.numel() else [output] * self.size()
         work = self._post("all_gather", (input,), cells, opts, shape=tuple(input.shape), dtype=input.dtype)
         work.tensors = (output,)
         return work
@@ -227,7 +229,8 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
                 f"{words}reduce_scatter: input has {input.numel()} elements, expected {self.size()} times the output's "
                 f"{output.numel()}"
             )
-        cells = cells_of(input.reshape(-1), output.numel()) if output.numel() else [input] * self.size()
+        whole = in_one_piece("reduce_scatter", input, self.backend_name)
+        cells = cells_of(whole.reshape(-1), output.numel()) if output.numel() else [input] * self.size()
         return self._post(
             "reduce_scatter", cells, (output,), opts, shape=tuple(output.shape), dtype=output.dtype,
             reduction=reduction_of(opts), given=(input,),

@@ -107,6 +107,8 @@ def _told(
         yield torch.accelerator, name, waiting.current_device
     yield torch._C, "_accelerator_isAllocatorInitialized", lambda: False
     yield torch._C, "_accelerator_emptyHostCache", lambda: None
+    yield torch._C, "_cuda_getCurrentRawStream", waiting.raw_stream  # packages take it when they are imported
+    yield torch._C, "_cuda_cudaCachingAllocator_is_enabled", lambda: True
 
 
 def _asks_for_torch(frame: FrameType) -> bool:
@@ -183,6 +185,11 @@ class _Waiting:
             self._become(*who)
             return
         raise KernbenchError(_NO_RANK_YET)
+
+    def raw_stream(self, device: int = 0) -> int:
+        """``torch._C._cuda_getCurrentRawStream``, which a build without CUDA does not have."""
+        self.use()
+        return int(torch._C._cuda_getCurrentRawStream(device))  # the rank's
 
     def before(self, stock: Callable[..., object]) -> Callable[..., Any]:
         """``init_process_group``, before which the process learns that it is a rank."""

@@ -35,6 +35,8 @@ from kernbench.torch_backend.process_groups import absent_members, backend_class
 from kernbench.torch_backend.process_groups.arguments import (
     SumOfMultiples,
     Tensors,
+    in_memory,
+    is_channels_last,
     memory_of_message,
     one_tensor,
     parts_of,
@@ -240,14 +242,20 @@ class PostingGroup(STOCK):
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> PostingGroup | None:
-        """The part of this group that ``new_ranks`` (numbers in this group) are; None if this rank is not in it."""
+        """The part of this group that ``new_ranks`` (numbers in this group) are; None if this rank is not in it.
+
+        Members of NCCL's communicators find each other by the number of the split, whatever each calls the group: torch's names
+        count the groups that a rank has. Gloo's find each other by that name.
+        """
         self.splits += 1
         if self._rank not in new_ranks:
             return None
         members = tuple(self.communicator.ranks[rank] for rank in new_ranks)
         name = group_name or f"{self._name}:split"
         mine = self.communicator.ranks[self._rank]
-        communicator = self.simulation.world.communicators.of(mine, name, members, is_world=False)
+        by_number = "gloo" not in self.backends.values()
+        met_as = f"(split {self.splits} of {self.communicator.name})" if by_number else name
+        communicator = self.simulation.world.communicators.of(mine, met_as, members, is_world=False)
         return type(self).made(
             self.simulation, self._device, self._futures, communicator, new_ranks.index(self._rank), self.backend_name,
             timeout or self.timeout, timeout is not None or self.asked_for, name, group_desc or "undefined",
@@ -298,8 +306,11 @@ class PostingGroup(STOCK):
         for tensor in wholes(outputs):
             if tensor.is_sparse:
                 raise ValueError(f"{op}: sparse tensors are supported by all_reduce only")
-        if block is not None and self.backend_name != "gloo":
-            require_contiguous(op, _moved_as_they_are(op, inputs, outputs))
+        moved = outputs
+        if block is not None and self.backend_name != "gloo" and self._is_reordered(op, inputs, outputs):
+            given, same = given or inputs, inputs is outputs
+            inputs = in_memory(inputs)
+            moved = inputs if same else in_memory(outputs)
         library = "" if algorithm else self._libraries[block is not None]  # an algorithm that is named is no library's
         multiples, reduces = (reduction, ReduceOp.SUM) if isinstance(reduction, SumOfMultiples) else (None, reduction)
         communicator = self.communicator
@@ -328,7 +339,7 @@ class PostingGroup(STOCK):
         graph = host.capture
         if graph is not None:
             keep(host, wholes(outputs))
-        operation = self.matcher.post(host, plan, summands, outputs, splits=splits, given=given)
+        operation = self.matcher.post(host, plan, summands, moved, splits=splits, given=given)
         self._limit(operation, None if type(opts) is ReduceOp else timeout_of(opts))
         work = self._work(operation, outputs)
         if graph is not None:
@@ -341,6 +352,14 @@ class PostingGroup(STOCK):
         if self._checks_at_once and self._coalescing is None:
             work.wait()  # as torch's wrapper, which meets the others before it calls the collective
         return work
+
+    @staticmethod
+    def _is_reordered(op: str, inputs: Tensors, outputs: Tensors) -> bool:
+        """Whether the memory of a tensor has another order than its elements. Raises ValueError of what NCCL does not take."""
+        kept = _copied(op, inputs, outputs)
+        if not kept:
+            return require_contiguous(op, (*wholes(inputs), *wholes(outputs)))
+        return require_contiguous(op, inputs if kept is outputs else outputs) or any(map(is_channels_last, kept))
 
     def _signature(
         self, library: Library, op: str, shape: tuple[int, ...] | None, dtype: torch.dtype | None,
@@ -506,14 +525,14 @@ class PostingGroup(STOCK):
         return self._joined(works)
 
 
-def _moved_as_they_are(op: str, inputs: Tensors, outputs: Tensors) -> Tensors:
-    """Those tensors of a call that the library is given: torch copies lists of all_gather's results, and of reduce_scatter's
-    parts, to one that is contiguous, and back."""
+def _copied(op: str, inputs: Tensors, outputs: Tensors) -> Tensors:
+    """Those tensors of a call that the library is not given, because torch copies lists of all_gather's results, and of
+    reduce_scatter's parts, to one tensor, and back."""
     if op == "all_gather" and len(inputs) == 1 and type(outputs) is not Cells:
-        return wholes(inputs)
+        return outputs
     if op == "reduce_scatter" and len(outputs) == 1 and type(inputs) is not Cells:
-        return wholes(outputs)
-    return (*wholes(inputs), *wholes(outputs))
+        return inputs
+    return ()
 
 
 def _require_gpu(op: str, on_gpus: int) -> None:

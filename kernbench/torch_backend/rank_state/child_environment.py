@@ -23,6 +23,9 @@ from kernbench.torch_backend.relies_on import Reliance
 _ENV = 10
 """Place of ``env`` among the arguments of ``subprocess.Popen``."""
 
+_TAKES_ENV = ("execve", "posix_spawn", "posix_spawnp")
+"""Functions of ``os`` whose third argument is the environment."""
+
 Variables = dict[str, str]
 
 
@@ -48,6 +51,17 @@ def install(patches: Patches, more: Callable[[Variables], Variables]) -> None:
 
         return started
 
+    def adding(start: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(start)
+        def started(path: object, argv: object, env: Variables | None, *args: object, **kwargs: object) -> Any:
+            given = dict(os.environ if env is None else env)
+            with on_all_cores():
+                return start(path, argv, {**given, **more(given)}, *args, **kwargs)
+
+        return started
+
+    for name in _TAKES_ENV:
+        patches.set(os, name, adding(getattr(os, name)))
     for owner, name in ((os, "system"), (os, "execv"), (multiprocessing.util, "spawnv_passfds")):
         patches.set(owner, name, telling(getattr(owner, name)))
 

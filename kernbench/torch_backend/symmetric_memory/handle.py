@@ -260,7 +260,8 @@ class Handle:
     def _launch(self, name: str, channel: int, timeout_ms: int, chains: list[list[Swap]]) -> Operation:
         kernels, deadlines = self._simulation.kernels, self._simulation.deadlines
         timeout = timeout_ms / 1e3 if timeout_ms > 0 else None
-        return submit_signals(kernels, deadlines, f"symm_mem {name}", chains, user_location(), timeout)
+        remark = self._simulation.remarks.setdefault
+        return submit_signals(kernels, deadlines, f"symm_mem {name}", chains, user_location(), timeout, remark)
 
     def _put(self, peer: int, channel: int) -> Swap:
         members = self._group.communicator.ranks
@@ -272,15 +273,16 @@ class Handle:
 
     def _wait(self, peer: int, channel: int) -> Swap:
         text = f"a signal from rank {self._group.communicator.ranks[peer]} on channel {channel} (put_signal, or its barrier)"
-        return self._swap(self.rank, self.world_size * channel + peer, 1, 0, text)
+        sender = self._group.communicator.ranks[peer]
+        return self._swap(self.rank, self.world_size * channel + peer, 1, 0, text, sender)
 
-    def _swap(self, at: int, index: int, expected: int, value: int, text: str) -> Swap:
+    def _swap(self, at: int, index: int, expected: int, value: int, text: str, sender: int | None = None) -> Swap:
         pad = self._parts[at].pad
         allocation = self._simulation.engine.memory.find_host(pad.data_ptr())
         assert allocation is not None
         with self._simulation.hosts.current().as_one():  # views of the simulator's, which no host pays for
             words = values_of(pad.view(torch.int32))
-        return Swap(words, index, expected, value, allocation.words, text)
+        return Swap(words, index, expected, value, allocation.words, text, sender)
 
     def _check_rank(self, what: str, rank: int) -> None:
         if not 0 <= rank < self.world_size:
