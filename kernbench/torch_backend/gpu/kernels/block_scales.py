@@ -50,7 +50,7 @@ def kind_of(operand: torch.Tensor, scale: torch.Tensor) -> int | None:
         blocks = -(-columns // BLOCK)
         if scale.shape == (rows, 1):  # of a row, however short
             return None
-        return {(rows, blocks): ALONG, (-(-rows // BLOCK), blocks): SQUARE}.get(tuple(scale.shape))
+        return {(rows, blocks): ALONG, (-(-rows // BLOCK), blocks): SQUARE}.get((scale.shape[0], scale.shape[1]))
     else:
         return None
     padded = up(rows, _TILE_ROWS) * up(-(-length // FINE[kind]), _TILE_SCALES)
