@@ -112,7 +112,9 @@ class RankCommand:
                 inventory.variables_of(inventory.idle_gpus(topology)), PATH=nvidia_smi.on_path(environ["PATH"])
             )
         with adopting():
-            process = subprocess.Popen(self._arguments, env=environ, preexec_fn=end_with_parent)
+            process = subprocess.Popen(  # what the caller has left open for it (`3>results`) is its own
+                self._arguments, env=environ, preexec_fn=end_with_parent, close_fds=False
+            )
             try:
                 yield process
             finally:

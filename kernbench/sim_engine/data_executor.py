@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol, TypeVar
 
 from kernbench.sim_engine.condition import Condition
@@ -197,11 +198,24 @@ class DataExecutor:
             if self.pick is not None and self._comes_late(batch[0]):
                 self._suspended.append((running, batch))
                 continue
-            if running.run():
+            with self._taken(batch, now):
+                went_on = running.run()
+            if went_on:
                 moved = True
                 self._late.pop(batch[0].op, None)
             self._settle(running, batch, now)
         return moved
+
+    @contextmanager
+    def _taken(self, batch: list[Deferred], now: float) -> Iterator[None]:
+        """Run ``batch``; where that is broken off, as by Ctrl-C or a limit of a test, its operations end: what is raised tells
+        that they have not done what they should, and what their streams have behind them goes on."""
+        try:
+            yield
+        except BaseException:
+            for launch in batch:
+                self._end(launch, None, now)
+            raise
 
     def _comes_late(self, launch: Deferred) -> bool:
         """Whether a launch, or one that may go on after it has waited, is left alone until ranks have run on."""
@@ -248,10 +262,19 @@ class DataExecutor:
             if not queue:
                 del self._queues[key]
             heads.setdefault((key[1], launch.batch_key), []).append(launch)  # two of one rank share memory: no batch
-        for together in self._in_turn([(batch[0], batch) for batch in heads.values()]):
-            for batch in self._apart(together):
-                self._late.pop(batch[0].op, None)
-                self._settle(batch[0].start_batch(batch), batch, now)
+        left = {id(launch): launch for batch in heads.values() for launch in batch}
+        try:
+            for together in self._in_turn([(batch[0], batch) for batch in heads.values()]):
+                for batch in self._apart(together):
+                    for launch in batch:
+                        del left[id(launch)]
+                    self._late.pop(batch[0].op, None)
+                    with self._taken(batch, now):
+                        running = batch[0].start_batch(batch)
+                    self._settle(running, batch, now)
+        finally:
+            for launch in left.values():  # the others of what was broken off
+                self._queues.setdefault(_queue_of(launch), deque()).appendleft(launch)
         return bool(heads)
 
     def withdraw(self, op: Operation, error: BaseException, now: float) -> None:

@@ -119,6 +119,15 @@ def children_of(*processes: int | str) -> list[str]:
     return [child for each in processes for child in Path(f"/proc/{each}/task/{each}/children").read_text().split()]
 
 
+def test_a_command_has_the_files_that_its_caller_has_left_open_for_it() -> None:
+    mine, theirs = os.pipe()
+    command = [*RUN, "--", "tee", f"/proc/self/fd/{theirs}"]
+    done = subprocess.run(command, input="kept\n", capture_output=True, text=True, env=ENVIRON, pass_fds=[theirs])
+    os.close(theirs)
+    with open(mine) as pipe:
+        assert (pipe.read(), done.returncode) == ("kept\n", 0)
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("data", ["--data", "--no-data"])
 def test_ranks_of_torchrun_do_what_ranks_of_ours_do(data, tmp_path):

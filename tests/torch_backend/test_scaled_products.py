@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.nn.functional import ScalingType, scaled_mm
+from torch.nn.functional import ScalingType, SwizzleType, scaled_mm
 
 import kernbench
 
@@ -123,3 +123,71 @@ def test_scales_of_blocks_that_cuda_refuses(
         return scaled_mm(a, b.t(), scale_a, kinds[0], scale_b, kinds[1], output_dtype=torch.bfloat16)
 
     assert words in said(call, system, data)
+
+
+def fine_scale(blocks: torch.Tensor) -> torch.Tensor:
+    """Scales ``[rows, blocks]`` where tensor cores look for them: that of a row and block at a place of its tile."""
+    rows, columns = blocks.shape
+    padded = torch.zeros(-(-rows // 128) * 128, -(-columns // 4) * 4)
+    padded[:rows, :columns] = blocks
+    flat = torch.empty(padded.numel())
+    tiles = padded.shape[1] // 4
+    for row in range(padded.shape[0]):
+        for column in range(padded.shape[1]):
+            tile = (row // 128) * tiles + column // 4
+            flat[512 * tile + 16 * (row % 32) + 4 * (row % 128 // 32) + column % 4] = padded[row, column]
+    return flat
+
+
+def fine_operand(rows: int, length: int, per: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """An operand of four (a scale for 16) or eight bits, its scales in tiles, and its values."""
+    scale = 2.0 ** torch.randint(-2, 3, (rows, length // per)).float()
+    if per == 32:
+        narrow = torch.randn(rows, length).to(E4M3)
+        values, kind = narrow.float(), torch.float8_e8m0fnu
+    else:
+        codes = torch.randint(0, 256, (rows, length // 2), dtype=torch.uint8)
+        grid = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6])
+        values = grid[torch.stack((codes % 16, codes // 16), -1).flatten(1).long()]
+        narrow, kind = codes.view(torch.float4_e2m1fn_x2), E4M3
+    return narrow.cuda(), fine_scale(scale).to(kind).cuda(), values * scale.repeat_interleave(per, 1)
+
+
+@pytest.mark.parametrize("data", [True, False], ids=["data", "no-data"])
+@pytest.mark.parametrize("by_shapes", [True, False], ids=["_scaled_mm", "scaled_mm"])
+@pytest.mark.parametrize("per", [16, 32])
+def test_products_with_fine_scales(per: int, by_shapes: bool, data: bool) -> None:
+    with kernbench.simulated_gpu("dgx_b200", enable_data=data) as ctx:
+        (a, scale_a, left), (b, scale_b, right) = fine_operand(144, 320, per), fine_operand(48, 320, per)
+        kind = ScalingType.BlockWise1x16 if per == 16 else ScalingType.BlockWise1x32
+        tiled, dtype = SwizzleType.SWIZZLE_32_4_4, torch.bfloat16
+        if by_shapes:
+            found, of_all = torch._scaled_mm(a, b.t(), scale_a, scale_b, out_dtype=dtype), 1.0
+        elif per == 32:
+            found, of_all = scaled_mm(a, b.t(), scale_a, kind, scale_b, kind, tiled, tiled, output_dtype=dtype), 1.0
+        else:  # and a scale of each operand as a whole
+            two, of_all = torch.full((1,), 2.0, device="cuda"), 4.0
+            kinds, tiles = [kind, ScalingType.TensorWise], [tiled, SwizzleType.NO_SWIZZLE]
+            found = scaled_mm(a, b.t(), [scale_a, two], kinds, [scale_b, two], kinds, tiles, tiles, output_dtype=dtype)
+        assert (found.shape, found.dtype, found.is_cuda) == ((144, 48), dtype, True)
+        assert sum(ctx.simulation.hosts.of_rank[0].account.flops.values()) == 2 * 144 * 48 * 320
+        if data:
+            torch.testing.assert_close(found.cpu(), (of_all * left @ right.t()).to(dtype))
+
+
+@pytest.mark.parametrize("data", [True, False], ids=["data", "no-data"])
+def test_numbers_of_four_bits_are_made_and_moved(data: bool) -> None:
+    with kernbench.simulated_gpu("dgx_b200", enable_data=data):
+        a = torch.full((4, 4), 0x35, dtype=torch.uint8, device="cuda").view(torch.float4_e2m1fn_x2)
+        made = torch.empty_like(a).copy_(a)
+        assert (made.shape, made.clone().dtype) == ((4, 4), torch.float4_e2m1fn_x2)
+        if data:
+            assert made.t().contiguous().view(torch.uint8).tolist() == [[0x35] * 4] * 4
+
+
+def test_fine_scales_need_a_gpu_that_has_them() -> None:
+    def call() -> Any:
+        (a, scale_a, _), (b, scale_b, _) = fine_operand(128, 64, 32), fine_operand(128, 64, 32)
+        return torch._scaled_mm(a, b.t(), scale_a, scale_b, out_dtype=torch.bfloat16)
+
+    assert "need compute capability 10.0" in said(call, "dgx_h100", True)

@@ -110,3 +110,10 @@ def test_what_all_programs_read_is_counted_once_in_a_sample():
     x, weight, out = torch.zeros(rows, n), torch.zeros(n), torch.zeros(rows, n)
     counts = sampled(lambda: rows_kernel[(rows,)](x, weight, out, n)).counts
     assert counts.unique_bytes_read == 4 * n * (rows + 1)
+
+
+def test_adding_to_a_signalling_nan_warns_of_nothing(recwarn):
+    out = torch.full((1,), 0x7FA00000, dtype=torch.int32).view(torch.float32)  # as memory that is unwritten
+    add_up_kernel[(1,)](torch.ones(1), out, 1, 1, BLOCK=16)
+    assert out.isnan()
+    assert not [each for each in recwarn if "invalid value" in str(each.message)]

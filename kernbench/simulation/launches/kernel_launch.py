@@ -240,8 +240,10 @@ class KernelLauncher:
             for tensor in tensors:
                 link(host.order, tensor, self.streams.stored_of(tensor))
         if launch.blind and not len(self.executor):  # else what is to come may be what it is sampled with
-            SampledLaunch(self, op, launch).price()
-            self.executor.computed(op)
+            try:
+                SampledLaunch(self, op, launch).price()
+            finally:
+                self.executor.computed(op)
             return
         deferred = (SampledLaunch if launch.blind else TritonLaunch)(self, op, launch, awaited)
         self.executor.submit(deferred)
@@ -304,9 +306,11 @@ class TritonLaunch:
         """Run the same kernel of several ranks as lanes of one execution."""
         launches = [launch for launch in batch if isinstance(launch, TritonLaunch)]
         running = RunningBatch(launches)
-        running.run()
-        for launch in launches:
-            launch.attempt.fulfil()
+        try:
+            running.run()
+        finally:
+            for launch in launches:
+                launch.attempt.fulfil()
         return running
 
 
@@ -332,15 +336,22 @@ class SampledLaunch(TritonLaunch):
     def start_batch(self, batch: Sequence[Deferred]) -> Finished:
         """Count what a few programs do, for each launch."""
         launches = [launch for launch in batch if isinstance(launch, SampledLaunch)]
-        for launch in launches:
-            launch.price()
-            launch.attempt.fulfil()
+        try:
+            for launch in launches:
+                launch.price()
+        finally:
+            for launch in launches:
+                launch.attempt.fulfil()
         return Finished([None] * len(launches))
 
     def price(self) -> None:
         """Note in its operation what it costs."""
-        with self.launcher.hosts.current().as_one():
-            cost = self.cost()
+        try:
+            with self.launcher.hosts.current().as_one():
+                cost = self.cost()
+        except BaseException:  # Ctrl-C, or a limit of a test: its stream goes on
+            self.launcher.engine.set_duration(self.op, 0.0)
+            raise
         _note_cost(self, cost)
         self.launcher.engine.set_duration(self.op, cost.seconds)
 
@@ -474,8 +485,10 @@ class RunningBatch:
                 self._execution.pick = launcher.executor.pick
             with launcher.hosts.current().as_one():
                 status = self._execution.run()
-        except Exception as error:
+        except BaseException as error:
             self.errors = self._blame(error)
+            if not isinstance(error, Exception):  # Ctrl-C, or a limit of a test: not the kernel's
+                raise
             return True
         if status == "done":
             self._finish()
@@ -520,7 +533,7 @@ class RunningBatch:
                     if not is_finite(tensor):
                         keep_finite(tensor)
 
-    def _blame(self, error: Exception) -> Sequence[BaseException | None]:
+    def _blame(self, error: BaseException) -> Sequence[BaseException | None]:
         """The error for the ranks that it names, an incomplete result for the others of the batch."""
         culprits = set(getattr(error, "ranks", ())) or {launch.rank for launch in self._launches}
         errors: list[BaseException | None] = []

@@ -31,8 +31,15 @@ def default_stand_in(dtype: torch.dtype) -> float:
 
 
 def mean_of(tensor: torch.Tensor) -> float | None:
-    """What a tensor's elements are on average, by its bytes; None of complex numbers, and of none."""
-    return None if tensor.is_complex() or not tensor.numel() else float(tensor.detach().double().mean())
+    """What a tensor's elements are on average, by its bytes; None of complex and packed numbers, and of none."""
+    if (
+        tensor.is_complex() or not tensor.numel() or tensor.dtype is torch.float4_e2m1fn_x2
+    ):  # torch converts no packed ones
+        return None
+    return float(tensor.detach().double().mean())
+
+
+_PAIR_OF_ONES = 0x22  # in four bits each, with two of the exponent and one of the mantissa
 
 
 def fill(tensor: torch.Tensor, value: float | None) -> None:
@@ -41,6 +48,9 @@ def fill(tensor: torch.Tensor, value: float | None) -> None:
     if not tensor.numel():
         return
     element = default_stand_in(tensor.dtype) if value is None else value
+    if tensor.dtype is torch.float4_e2m1fn_x2:
+        tensor.view(torch.uint8).fill_(_PAIR_OF_ONES)
+        return
     if tensor.dtype == torch.bool:
         true, count = round(min(1.0, abs(element)) * tensor.numel()), tensor.numel()
         if count == 1 or true in (0, count):

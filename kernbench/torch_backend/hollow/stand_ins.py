@@ -50,6 +50,8 @@ def stand_in_of(tensor: torch.Tensor) -> float | None:
         return stored.stand_in
     if tensor.numel() == 0 or tensor.is_complex() or tensor.is_meta or tensor.numel() > 1 << 20:
         return None
+    if tensor.dtype is torch.float4_e2m1fn_x2:  # torch converts none
+        return None
     return float(tensor.double().mean()) if tensor.numel() > 1 or stored is None else float(tensor.double())
 
 

@@ -109,7 +109,9 @@ class FlopCounts:
         given, made = (
             tuple((each.shape, each.dtype) for each in each_side) for each_side in (call.inputs, call.outputs)
         )
-        if formula is None:
+        if formula is None or any(
+            dtype is torch.float4_e2m1fn_x2 for _, dtype in given
+        ):  # formulas take a pair for one
             return counted_work(self._costs, name, given, made)
         bare_args, bare_kwargs, bare_result = tree_map_only(
             torch.Tensor, lambda tensor: torch.empty(tensor.shape, dtype=tensor.dtype, device="meta"),

@@ -96,7 +96,7 @@ class GroupMaker:
         self._devices = devices
         self._futures = futures
         self._everybody = tuple(range(simulation.world.size))
-        self._renumbered = False
+        self._in_worlds: set[int] = set()  # ranks that have been in one
 
     def make(
         self,
@@ -138,8 +138,20 @@ class GroupMaker:
         rank = simulation.hosts.current_rank()
         simulation.world.communicators.ask_for(parent, name, rank, members, user_location())
 
-    def default_members(self, size: int, rank: int, store: Any) -> tuple[tuple[int, ...], int]:
-        """Which simulated ranks the default group has, in the order of the numbers that they gave themselves."""
+    def has_been_in_a_world(self) -> bool:
+        """Whether the rank that runs, which begins a default group, has had one before."""
+        mine = self._simulation.hosts.current_rank()
+        before = mine in self._in_worlds
+        self._in_worlds.add(mine)
+        return before
+
+    def default_members(
+        self, size: int, rank: int, store: Any, may_differ: bool = False
+    ) -> tuple[tuple[int, ...], int]:
+        """Which simulated ranks the default group has, in the order of the numbers that they gave themselves.
+
+        ``may_differ``: others may have another number than their own, also where this one has not.
+        """
         mine, world = self._simulation.hosts.current_rank(), len(self._everybody)
         if size == rank == -1:  # MPI assigns both
             return self._everybody, mine
@@ -150,12 +162,15 @@ class GroupMaker:
                 f"init_process_group(world_size={size}), but only {world} ranks are simulated: spawn as many as the world "
                 "has; a program that starts processes for the others is run as kernbench run -- python PROGRAM"
             )
-        if size == world and rank == mine and not self._renumbered:
+        all_run = self._simulation.world.communicators.folding is None
+        if size == world and rank == mine and not (may_differ and all_run):
             return self._everybody, rank
-        # ranks number themselves in another way than spawn does: tell each other who is who
-        self._renumbered = True
-        store.set(f"kernbench/{rank}", str(mine))
-        return tuple(int(store.get(f"kernbench/{number}")) for number in range(size)), rank
+        # Ranks number themselves in another way than spawn does, or may by now: they tell each other who is who. The store may
+        # have been that of worlds before, whose entries are no answer.
+        turn = store.add(f"kernbench/{size}/{rank}/worlds", 1)
+        store.set(f"kernbench/{size}/{rank}/{turn}", str(mine))
+        members = tuple(int(store.get(f"kernbench/{size}/{number}/{turn}")) for number in range(size))
+        return (self._everybody if members == self._everybody else members), rank
 
 
 def make_helper(current: Callable[[], GroupMaker], stock: Callable[..., Any]) -> Callable[..., Any]:
@@ -208,7 +223,9 @@ def make_helper(current: Callable[[], GroupMaker], stock: Callable[..., Any]) ->
             if default.rank() not in global_ranks_in_group:
                 return c10d.GroupMember.NON_GROUP_MEMBER, None
         else:
-            members, group_rank = maker.default_members(group_size, group_rank, prefixed)
+            members, group_rank = maker.default_members(
+                group_size, group_rank, prefixed, may_differ=maker.has_been_in_a_world()
+            )
         config = str(c10d.BackendConfig(c10d.Backend(str(backend))))
         _require_known(str(backend))
         group = maker.make(

@@ -56,7 +56,7 @@ def _apply(kind: str, old: np.ndarray, value: np.ndarray, bf16: bool) -> np.ndar
         if kind == "exch":
             return value
         return _BF16[kind](a, b).view(torch.int16).numpy()
-    with np.errstate(over="ignore"):
+    with np.errstate(over="ignore", invalid="ignore"):  # a signalling NaN, as unwritten memory may hold, is no finding
         return _RMW[kind](old, value)
 
 

@@ -11,6 +11,7 @@ from kernbench.torch_backend.gpu.kernels import (
     functional_collectives,
     fused_attention,
     scaled_products,
+    whole_division,
     wide_products,
     wide_softmax,
 )
@@ -110,6 +111,7 @@ _KERNELS: dict[str, object] = {
     **fused_attention.KERNELS,
     **functional_collectives.KERNELS,
     **scaled_products.KERNELS,
+    **whole_division.KERNELS,
     **wide_products.KERNELS,
     **wide_softmax.KERNELS,
 }

@@ -6,19 +6,32 @@ Facts are those of ``aten/src/ATen/native/cuda/ScaledBlas.cpp`` of github.com/py
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
 
+from kernbench.torch_backend.gpu.kernels.block_scales import (
+    ALONG,
+    BLOCK,
+    FINE,
+    SQUARE,
+    kind_of,
+    spread,
+    up,
+    values_of,
+)
 from kernbench.torch_backend.gpu.tensors.placement import block_of
 from kernbench.torch_backend.relies_on import Reliance
 
-_ALONG, _SQUARE = 4, 5  # kinds of scales: for 128 elements along the sum, and for as many of as many rows
-
 RELIES_ON = (
-    Reliance("torch.nn.functional.ScalingType", "numbers of the kinds of scales", has=("BlockWise1x128", "BlockWise128x128"),
-             holds=lambda kinds: (kinds.BlockWise1x128.value, kinds.BlockWise128x128.value) == (_ALONG, _SQUARE)),
+    Reliance(
+        "torch.ops.aten._scaled_mm.default", "products whose scales tell by their shapes what they are of",
+        has=("_schema", "_op"),
+        holds=lambda product: [each.name for each in product._schema.arguments][:7] == [
+            "self", "mat2", "scale_a", "scale_b", "bias", "scale_result", "out_dtype",
+        ],
+    ),
     Reliance(
         "torch.ops.aten._scaled_mm_v2.default", "products with scales of any kind", has=("_schema", "_op"),
         holds=lambda product: [each.name for each in product._schema.arguments][:10] == [
@@ -27,9 +40,10 @@ RELIES_ON = (
     ),
 )  # fmt: skip
 
-_BLOCK = 128
+_SCALES_AT = 3  # the place of the second operand's scale among the arguments of `_scaled_mm`
 _PADDED = 4  # blocks along the sum of those, of which there is a multiple
-_WITH_BLOCKS = 90  # the compute capability that has such products
+_WITH_BLOCKS = 90  # the compute capability that has products with scales of 128 elements
+_WITH_FINE = 100  # the first that has those with scales of 16 and 32
 _EIGHT = (torch.float8_e4m3fn, torch.float8_e5m2)
 _STEP = 16  # elements that the sizes of operands are multiples of
 _FEWEST_ROWS = 16  # of whole numbers in eight bits, and one more
@@ -59,32 +73,48 @@ def _by_rows(matrix: torch.Tensor) -> bool:
     return matrix.numel() == 0 or (matrix.stride(1) == 1 and matrix.stride(0) >= matrix.shape[1])
 
 
+def _require_blocks(arch: int, kinds: Collection[int | None]) -> None:
+    """Raise what CUDA raises of a product with scales of blocks on a GPU of compute capability ``arch`` that has none such."""
+    if not {ALONG, SQUARE}.isdisjoint(kinds) and arch != _WITH_BLOCKS:
+        raise NotImplementedError("DeepSeek style (1x128, 128x128) scaling only supported in CUDA for SM90")
+    if not FINE.keys().isdisjoint(kinds) and arch < _WITH_FINE:
+        raise RuntimeError(
+            "CUDA error: CUBLAS_STATUS_NOT_SUPPORTED when calling `cublasLtMatmulAlgoGetHeuristic`: scales of 16 or 32 "
+            f"elements need compute capability {_WITH_FINE / 10}, and this GPU has {arch / 10}"
+        )
+
+
 def _by_blocks(arch: int, args: Any) -> None:
     """Raise what CUDA raises of a product with scales of blocks, ``_scaled_mm_v2(*args)``, if it refuses it."""
     a, b, (scale_a, *_), (kind_a, *_), _, (scale_b, *_), (kind_b, *_), *_ = args
-    if not {kind_a, kind_b} <= {_ALONG, _SQUARE}:
+    _require_blocks(arch, (kind_a, kind_b))
+    if not {kind_a, kind_b} <= {ALONG, SQUARE}:
         return
-    if arch != _WITH_BLOCKS:
-        raise NotImplementedError("DeepSeek style (1x128, 128x128) scaling only supported in CUDA for SM90")
-    if kind_a == kind_b == _SQUARE:
+    if kind_a == kind_b == SQUARE:
         raise ValueError("Invalid scaling configuration: both operands have scales of blocks of 128 x 128")
     for name, scale, side, kind in (("a", scale_a, a.shape[0], kind_a), ("b", scale_b, b.shape[1], kind_b)):
-        blocks = -(-a.shape[1] // _BLOCK)
-        rows, columns = (side, blocks) if kind == _ALONG else (_rounded_up(blocks, _PADDED), -(-side // _BLOCK))
+        blocks = -(-a.shape[1] // BLOCK)
+        rows, columns = (side, blocks) if kind == ALONG else (up(blocks, _PADDED), -(-side // BLOCK))
         if tuple(scale.shape) != (rows, columns) or scale.dtype is not torch.float32:
             raise ValueError(f"scale_{name} must have shape {rows} x {columns} Float elements, got {[*scale.shape]}")
         if scale.stride(0) != 1 or (scale.stride(1) != rows and (columns != 1 or scale.stride(1) != 1)):
             raise ValueError(f"scale_{name} must have strides (1, {rows}); got {[*scale.stride()]}")
 
 
-def _rounded_up(count: int, step: int) -> int:
-    return -(-count // step) * step
+def _kinds(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor) -> tuple[int, int] | None:
+    """Of which blocks the scales of ``_scaled_mm`` are; None: not of blocks."""
+    if a.dim() != 2 or b.dim() != 2:
+        return None
+    by_rows = scale_b.t() if scale_b.dtype is torch.float32 and scale_b.dim() == 2 else scale_b
+    kind_a, kind_b = kind_of(a, scale_a), kind_of(b.t(), by_rows)
+    return None if kind_a is None or kind_b is None else (kind_a, kind_b)
 
 
-def _spread(scale: torch.Tensor, kind: int, side: int, length: int) -> torch.Tensor:
-    """The scale of each element of an operand, whose sums are along its second dimension."""
-    rows = scale if kind == _ALONG else scale.t().repeat_interleave(_BLOCK, 0)[:side]
-    return rows.repeat_interleave(_BLOCK, 1)[:, :length]
+def _result(
+    left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
+) -> torch.Tensor:  # fmt: skip
+    result = left @ right.t()
+    return (result if bias is None else result + bias.float()).to(dtype)
 
 
 def _product(
@@ -92,17 +122,39 @@ def _product(
     bias: torch.Tensor | None, out_dtype: torch.dtype | None, *rest: Any, **kwargs: Any,
 ) -> torch.Tensor:  # fmt: skip
     """``_scaled_mm_v2``: of blocks from operands of 32 bits, whose products of eight bits are exact."""
-    if block_of(a) is None or not {*kind_a, *kind_b} <= {_ALONG, _SQUARE}:
+    if block_of(a) is None or not {kind_a[0], kind_b[0]} <= {ALONG, SQUARE, *FINE}:
         given = (a, b, scale_a, kind_a, swizzle_a, scale_b, kind_b, swizzle_b, bias, out_dtype)
         return _stock(*given, *rest, **kwargs)
-    left = a.float() * _spread(scale_a[0], kind_a[0], *a.shape)
-    right = b.t().float() * _spread(scale_b[0], kind_b[0], b.shape[1], b.shape[0])
-    result = left @ right.t()
-    return (result if bias is None else result + bias.float()).to(out_dtype or a.dtype)
+    sides = []
+    for operand, scales, kinds, swizzles in ((a, scale_a, kind_a, swizzle_a), (b.t(), scale_b, kind_b, swizzle_b)):
+        values = values_of(operand)
+        values = values * spread(scales[0], kinds[0], values.shape, in_tiles=bool(swizzles and swizzles[0]))
+        for of_all in scales[1:]:  # a second level: one of the whole operand
+            values = values * of_all.float()
+        sides.append(values)
+    return _result(sides[0], sides[1], bias, out_dtype or a.dtype)
+
+
+def _product_by_shapes(
+    a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor, bias: torch.Tensor | None = None,
+    scale_result: torch.Tensor | None = None, out_dtype: torch.dtype | None = None, use_fast_accum: bool = False,
+) -> torch.Tensor:  # fmt: skip
+    """``_scaled_mm``: the same, where its scales are of blocks."""
+    kinds = None if block_of(a) is None else _kinds(a, b, scale_a, scale_b)
+    if kinds is None:
+        return _stock_by_shapes(a, b, scale_a, scale_b, bias, scale_result, out_dtype, use_fast_accum)
+    left, right = values_of(a), values_of(b.t())
+    left = left * spread(scale_a, kinds[0], left.shape, across=False)
+    of_b = scale_b if kinds[1] in FINE else scale_b.t()
+    return _result(left, right * spread(of_b, kinds[1], right.shape, across=False), bias, out_dtype or a.dtype)
 
 
 _stock: Any = torch.ops.aten._scaled_mm_v2.default._op
-KERNELS: dict[str, Callable[..., object]] = {"aten::_scaled_mm_v2": _product}
+_stock_by_shapes: Any = torch.ops.aten._scaled_mm.default._op
+KERNELS: dict[str, Callable[..., object]] = {
+    "aten::_scaled_mm_v2": _product,
+    "aten::_scaled_mm": _product_by_shapes,
+}
 
 
 def _whole(arch: int, a: torch.Tensor, b: torch.Tensor) -> str:
@@ -134,5 +186,7 @@ def refusal_of(name: str) -> Callable[[int, object], None] | None:
             raise (ValueError if "Float8_e5m2 matrices" in text else RuntimeError)(text)
         if name == "_scaled_mm_v2":
             _by_blocks(arch, args)
+        elif name == "_scaled_mm" and len(args) > _SCALES_AT:
+            _require_blocks(arch, _kinds(*args[: _SCALES_AT + 1]) or ())
 
     return check

@@ -1,0 +1,60 @@
+"""A kernel that is broken off from outside, by Ctrl-C in a notebook or a limit of a test: the GPU stays usable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import kernbench
+from kernbench.simulation.launches.kernel_launch import SampledLaunch
+from kernbench.triton_engine.machine import Execution
+
+
+@triton.jit
+def add_one(x, BLOCK: tl.constexpr):
+    at = x + tl.arange(0, BLOCK)
+    tl.store(at, tl.load(at) + 1)
+
+
+def launch_all(parts: list[torch.Tensor]) -> None:
+    for part in parts:
+        with torch.cuda.stream(torch.cuda.Stream()):
+            add_one[(1,)](part, BLOCK=16)
+    torch.cuda.synchronize()
+
+
+@pytest.mark.parametrize("data", [True, False], ids=["data", "no-data"])
+@pytest.mark.parametrize("streams", [1, 2])
+def test_what_comes_after_goes_on(monkeypatch, data: bool, streams: int) -> None:
+    left = [KeyboardInterrupt]
+
+    def breaking_off(stock: Callable[..., object]) -> Callable[[object], object]:
+        def call(self: object) -> object:
+            if left:
+                raise left.pop()
+            return stock(self)
+
+        return call
+
+    for owner, name in ((Execution, "run"), (SampledLaunch, "cost")):
+        monkeypatch.setattr(owner, name, breaking_off(getattr(owner, name)))
+    with kernbench.simulated_gpu("dgx_h100", enable_data=data):
+        parts = [torch.zeros(16, device="cuda") for _ in range(streams)]
+        torch.cuda.synchronize()
+        with pytest.raises(KeyboardInterrupt):
+            launch_all(parts)
+        torch.cuda.synchronize()
+        for part in parts:
+            add_one[(1,)](part, BLOCK=16)
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        found = [part.tolist() for part in parts]
+        end.record()
+        torch.cuda.synchronize()
+        assert begin.elapsed_time(end) > 0
+        if data:
+            assert found[0] == [1.0] * 16
