@@ -66,7 +66,8 @@ def tile_share(loaded: Any) -> Any:
 
 def gemm_time(
     device: GivenDevice, M: Any, N: Any, K: Any, *, dtype: str = "float16", batch: Any = 1, out_dtype: str | None = None,
-    accumulate: bool = False, distinct: tuple[float, float] = (1.0, 1.0),
+    accumulate: bool = False, distinct: tuple[float, float] = (1.0, 1.0), packed: float = 1.0,
+    pace: float = 1.0,
 ) -> Estimate:  # fmt: skip
     """How long ``[batch, M, K] @ [batch, K, N]`` takes in the vendor's library.
 
@@ -78,6 +79,9 @@ def gemm_time(
         out_dtype: of the result; that of the operands without it, but 16 bits at least.
         accumulate: the product is added to what the result holds, which is read too.
         distinct: shares of the operands' elements that are in memory: a convolution's pixels are in several rows of one.
+        packed: bytes of the second operand's elements, in memory and on the way to the PEs, as a share of what they have in
+            ``dtype``: less than one where they are unpacked in front of the matrix engines.
+        pace: share that a kernel has of the rate at which the library's multiply.
 
     Returns:
         An :class:`Estimate`: ``protocol`` is the tile (``"128x256"``, with ``/4`` when K is cut in four), ``algorithm``
@@ -109,7 +113,9 @@ def gemm_time(
     result = max(2.0, ITEM_BYTES[out] if out else _WIDTH[name])
     held = result * accumulate
     parts = [
-        _fastest(spec, name, (result, held), distinct, *(value[at : at + step] for value in (m, n, k, b)))
+        _fastest(
+            spec, name, (result, held), (*distinct, packed, pace), *(value[at : at + step] for value in (m, n, k, b))
+        )
         for at in range(0, m.size, step)
     ]
     seconds, memory, tile = (
@@ -161,16 +167,16 @@ _NAMES = np.array(
 
 
 def _fastest(
-    spec: DeviceSpec, name: str, stored: tuple[float, float], distinct: tuple[float, float], m: Floats, n: Floats, k: Floats,
-    b: Floats,
+    spec: DeviceSpec, name: str, stored: tuple[float, float], of: tuple[float, float, float, float], m: Floats, n: Floats,
+    k: Floats, b: Floats,
 ) -> tuple[Floats, object, Any]:  # fmt: skip
     """Seconds, whether memory limits, and the tile's name, of the fastest configuration of each product.
 
-    ``stored``: bytes of an element of the result that are written, and that were there before and are read. ``distinct``: see
-    :func:`gemm_time`.
+    ``stored``: bytes of an element of the result that are written, and that were there before and are read. ``of``:
+    ``distinct``, ``packed`` and ``pace`` of :func:`gemm_time`.
     """
     kernels, width = kernels_of(spec), _WIDTH[name]
-    result, held = stored
+    (result, held), (of_left, of_right, packed, pace) = stored, of
     m, n, k, b = (value[:, None] for value in (m, n, k, b))
     rows, columns, parts = _ROWS[None], _COLUMNS[None], _PARTS[None]
     pes = spec.pes
@@ -186,9 +192,9 @@ def _fastest(
     steps = _ROW_BYTES / width
     depth = np.ceil(k / parts / steps) * steps
     share = tile_share(width / 2 * (1 / rows + 1 / columns))
-    rate = spec.matrix_rate(name) * efficiency(spec, kernels, name) / pes
+    rate = spec.matrix_rate(name) * efficiency(spec, kernels, name) * pace / pes
     multiplying = 2 * rows * columns * depth / (rate * share)
-    loading = (rows + columns) * depth * width / np.minimum(shared * waves / blocks, own)
+    loading = (rows + columns * packed) * depth * width / np.minimum(shared * waves / blocks, own)
     block = kernels.block + rows * columns * (result + held) / own
     working = waves * (np.maximum(multiplying, loading) + block)
 
@@ -196,7 +202,7 @@ def _fastest(
     wave = np.minimum(pes, down * across)
     tall = np.minimum(down, np.maximum(1, np.sqrt(wave * columns / rows)))
     wide = np.minimum(across, np.ceil(wave / tall))
-    of_left, of_right = distinct
+    of_right = of_right * packed
     once = b * (m * k * of_left + k * n * of_right) * width
     again = np.ceil(down * across / wave) * (tall * rows * of_left + wide * columns * of_right) * k * width * b
     last = max(cache.size, spec.llc.size if spec.llc else 0)

@@ -40,6 +40,26 @@ def test_sums_that_are_kept_in_32_bits_take_longer():
     assert 1.1 * plain < exact < 1.2 * plain
 
 
+@pytest.mark.parametrize("device", ["h100_sxm", "a100_sxm"])
+def test_packed_operands_are_packed_on_their_way_through_caches(device):
+    """Few rows with a weight of half or a quarter of the bytes: near the ideal (Marlin, figure 1)."""
+    spec = resolve_device(device)
+    for rows in (1, 16):
+        whole, half, quarter = (
+            MatrixWork(((rows, 28672, 8192),), "fp16", "fp16", stored=share).cost(spec).seconds
+            for share in (1.0, 0.5, 0.25)
+        )
+        assert 1.8 < whole / half < 2
+        assert 3 < whole / quarter < 4
+
+
+def test_packed_operands_multiply_at_the_rate_of_the_format():
+    plain, packed = (
+        MatrixWork(((8192, 8192, 8192),), "bf16", "bf16", stored=share).cost(DEVICE) for share in (1.0, 0.25)
+    )
+    assert packed.seconds == pytest.approx(plain.seconds, rel=0.02)
+
+
 def test_groups():
     work = MatrixWork(((512, 1024, 2048),) * 4, "bf16", "bf16", grouped=True, issue=1e-3)
     expected = grouped_gemm_time(DEVICE, 4, 512, 1024, 2048, dtype="bf16", out_dtype="bf16", issue=1e-3)

@@ -265,3 +265,22 @@ def test_small_products() -> None:
         out = torch.empty(2, 3)
         op(name)(out, a, weight)
         torch.testing.assert_close(out, a @ b)
+
+
+@pytest.mark.parametrize(
+    ("rows", "rate"), [(1, 4.626e12), (16, 72.5e12), (32, 110.8e12), (64, 139.7e12), (256, 141.4e12), (4000, 141.1e12)]
+)
+def test_marlin_multiplies_as_was_measured(rows: int, rate: float) -> None:
+    """Four bits, a scale for 128: rates of its own benchmark on an A100 with weights of 313 million numbers in all, which were
+    published without their shapes (vllm-project/vllm pull request 2497)."""
+    inner, width = 17664, 17664
+    cost = costs_of("stable")["marlin_gemm"]
+    work = cost(
+        operands(
+            Operand.of((rows, width), "fp16"), a=Operand.of((rows, inner), "fp16"), size_n=width, size_k=inner,
+            b_q_weight=Operand.of((inner // 16, 2 * width), "int32"), b_scales=Operand.of((inner // 128, width), "fp16"),
+            b_zeros_or_none=None, global_scale=None,
+        )
+    )  # fmt: skip
+    seconds = work.cost(resolve_topology("dgx_a100").topology_obj.device).seconds
+    assert work.flops / seconds == pytest.approx(rate, rel=0.25)
