@@ -67,7 +67,6 @@ def tile_share(loaded: Any) -> Any:
 def gemm_time(
     device: GivenDevice, M: Any, N: Any, K: Any, *, dtype: str = "float16", batch: Any = 1, out_dtype: str | None = None,
     accumulate: bool = False, distinct: tuple[float, float] = (1.0, 1.0), packed: float = 1.0,
-    pace: float = 1.0,
 ) -> Estimate:  # fmt: skip
     """How long ``[batch, M, K] @ [batch, K, N]`` takes in the vendor's library.
 
@@ -81,7 +80,6 @@ def gemm_time(
         distinct: shares of the operands' elements that are in memory: a convolution's pixels are in several rows of one.
         packed: bytes of the second operand's elements, in memory and on the way to the PEs, as a share of what they have in
             ``dtype``: less than one where they are unpacked in front of the matrix engines.
-        pace: share that a kernel has of the rate at which the library's multiply.
 
     Returns:
         An :class:`Estimate`: ``protocol`` is the tile (``"128x256"``, with ``/4`` when K is cut in four), ``algorithm``
@@ -113,9 +111,7 @@ def gemm_time(
     result = max(2.0, ITEM_BYTES[out] if out else _WIDTH[name])
     held = result * accumulate
     parts = [
-        _fastest(
-            spec, name, (result, held), (*distinct, packed, pace), *(value[at : at + step] for value in (m, n, k, b))
-        )
+        _fastest(spec, name, (result, held), (*distinct, packed), *(value[at : at + step] for value in (m, n, k, b)))
         for at in range(0, m.size, step)
     ]
     seconds, memory, tile = (
@@ -167,16 +163,16 @@ _NAMES = np.array(
 
 
 def _fastest(
-    spec: DeviceSpec, name: str, stored: tuple[float, float], of: tuple[float, float, float, float], m: Floats, n: Floats,
+    spec: DeviceSpec, name: str, stored: tuple[float, float], of: tuple[float, float, float], m: Floats, n: Floats,
     k: Floats, b: Floats,
 ) -> tuple[Floats, object, Any]:  # fmt: skip
     """Seconds, whether memory limits, and the tile's name, of the fastest configuration of each product.
 
     ``stored``: bytes of an element of the result that are written, and that were there before and are read. ``of``:
-    ``distinct``, ``packed`` and ``pace`` of :func:`gemm_time`.
+    ``distinct`` and ``packed`` of :func:`gemm_time`.
     """
     kernels, width = kernels_of(spec), _WIDTH[name]
-    (result, held), (of_left, of_right, packed, pace) = stored, of
+    (result, held), (of_left, of_right, packed) = stored, of
     m, n, k, b = (value[:, None] for value in (m, n, k, b))
     rows, columns, parts = _ROWS[None], _COLUMNS[None], _PARTS[None]
     pes = spec.pes
@@ -192,7 +188,7 @@ def _fastest(
     steps = _ROW_BYTES / width
     depth = np.ceil(k / parts / steps) * steps
     share = tile_share(width / 2 * (1 / rows + 1 / columns))
-    rate = spec.matrix_rate(name) * efficiency(spec, kernels, name) * pace / pes
+    rate = spec.matrix_rate(name) * efficiency(spec, kernels, name) / pes
     multiplying = 2 * rows * columns * depth / (rate * share)
     loading = (rows + columns * packed) * depth * width / np.minimum(shared * waves / blocks, own)
     block = kernels.block + rows * columns * (result + held) / own

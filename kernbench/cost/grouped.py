@@ -29,7 +29,6 @@ def grouped_gemm_time(
     issue: float = 0.0,
     slowdown: float = 0.0,
     stored: float = 1.0,
-    pace: float = 1.0,
 ) -> Estimate:
     """How long ``groups`` products ``[M, K] @ [K, N]`` of different operands take, one after the other on the device.
 
@@ -43,7 +42,6 @@ def grouped_gemm_time(
         issue: seconds between two products at least, where each is a launch of its own.
         slowdown: share by which multiply-adds take longer: the clock of a device that has been multiplying for long.
         stored: bytes of the second operands in memory, as a share of what they have in ``dtype``.
-        pace: as of :func:`kernbench.cost.gemm.gemm_time`.
 
     Raises:
         ConfigError: unknown device or dtype, a dimension below one.
@@ -58,7 +56,7 @@ def grouped_gemm_time(
         raise ConfigError("groups, M, N, K: expected numbers of at least 1")
     count, m, n, k = sizes
     kernels = kernels_of(spec)
-    rate = spec.matrix_rate(name) * efficiency(spec, kernels, name) * pace
+    rate = spec.matrix_rate(name) * efficiency(spec, kernels, name)
     multiplying = 2 * (np.ceil(m / TILE) * TILE) * (np.ceil(n / TILE) * TILE) * k / rate * (1 + slowdown)
     result = max(2.0, ITEM_BYTES[out]) * (1 + accumulate)
     moved = ITEM_BYTES[name] * (m * k + stored * k * n) + result * m * n

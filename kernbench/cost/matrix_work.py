@@ -26,7 +26,6 @@ class MatrixWork:
         issue: seconds that such a product takes at least, where each is a launch of its own.
         stored: bytes of the second operands in memory and on the way to the PEs, as a share of what they have in ``dtype``:
             less than one where they are packed, and unpacked in front of the matrix engines.
-        pace: share that the kernel has of the rate at which the library's multiply.
     """
 
     products: tuple[tuple[int, int, int], ...]
@@ -37,7 +36,6 @@ class MatrixWork:
     grouped: bool = False
     issue: float = 0.0
     stored: float = 1.0
-    pace: float = 1.0
 
     matrix = True
 
@@ -59,11 +57,9 @@ class MatrixWork:
         for (m, n, k), count in Counter(each for each in self.products if min(each)).items():
             how: dict[str, Any] = {"dtype": self.dtype, "out_dtype": self.out_dtype, "accumulate": self.accumulate}
             if self.grouped:
-                found = grouped_gemm_time(
-                    device, count, m, n, k, **how, issue=self.issue, stored=self.stored, pace=self.pace
-                )
+                found = grouped_gemm_time(device, count, m, n, k, **how, issue=self.issue, stored=self.stored)
             else:
-                found = gemm_time(device, m, n, k, **how, packed=self.stored, pace=self.pace)
+                found = gemm_time(device, m, n, k, **how, packed=self.stored)
             part = Cost.on_stream(found, device, kind="gemm", nbytes=0)
             factor = 1.0 if self.grouped else float(count)
             factor *= kernels_of(device).exact_sums if self.exact and found.algorithm == "compute" else 1

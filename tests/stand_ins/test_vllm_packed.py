@@ -267,10 +267,8 @@ def test_small_products() -> None:
         torch.testing.assert_close(out, a @ b)
 
 
-@pytest.mark.parametrize(
-    ("rows", "rate"), [(1, 4.626e12), (16, 72.5e12), (32, 110.8e12), (64, 139.7e12), (256, 141.4e12), (4000, 141.1e12)]
-)
-def test_marlin_multiplies_as_was_measured(rows: int, rate: float) -> None:
+@pytest.mark.parametrize(("rows", "rate"), [(1, 4.626e12), (16, 72.5e12)])
+def test_marlin_is_as_quick_as_was_measured_where_memory_limits_it(rows: int, rate: float) -> None:
     """Four bits, a scale for 128: rates of its own benchmark on an A100 with weights of 313 million numbers in all, which were
     published without their shapes (vllm-project/vllm pull request 2497)."""
     inner, width = 17664, 17664

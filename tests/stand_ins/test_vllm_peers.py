@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 import kernbench
 from kernbench.compiled_operators.operators import Operators
-from kernbench.compiled_operators.vllm import peers, stable
+from kernbench.compiled_operators.vllm import stable
 
 # as vLLM 0.33.0's wheel has them in its library
 SCHEMAS = """
@@ -28,7 +28,7 @@ open_mem_handle(Tensor mem_handle) -> int
 free_shared_buffer(int ptr) -> ()
 """
 
-BUFFER = 4 << 20
+BUFFER = 1 << 20
 """Bytes of a rank's buffer."""
 
 
@@ -81,8 +81,8 @@ def _collectives(rank: int, size: int) -> None:
         assert torch.equal(gathered.cpu(), torch.cat([torch.arange(8.0) + 10 * each for each in range(size)]))
         part = custom("custom_reduce_scatter", mine, torch.empty(8 // size, device="cuda"))
         assert torch.equal(part.cpu(), expected.chunk(size)[rank])
-        with pytest.raises(RuntimeError, match="4194304 bytes, and the input 8388608"):
-            custom("all_reduce", torch.empty(1 << 21, device="cuda"), torch.empty(1 << 21, device="cuda"))
+        with pytest.raises(RuntimeError, match="1048576 bytes, and the input 2097152"):
+            custom("all_reduce", torch.empty(1 << 19, device="cuda"), torch.empty(1 << 19, device="cuda"))
     held = torch.cuda.memory_allocated()
     custom.close()
     assert held - torch.cuda.memory_allocated() >= 2 * BUFFER
@@ -122,27 +122,6 @@ def test_algorithm_and_time(size: int) -> None:
     direct = [each for each in found if each[0].endswith("_pull")]
     longer = "one_shot_pull" if size == 2 else "two_shot_pull"
     assert [name for name, *_ in direct] == ["one_shot_pull", "one_shot_pull", longer, longer]
-
-
-def test_all_reduces_take_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between six H100s (vllm-project/vllm pull request 24111, TP 6): us by MiB, in one step and in two."""
-    sizes, measured = (0.5, 1, 2, 4), {1: (13, 21, 38, 70), 2: (15, 17, 26, 37)}
-
-    def worker(rank: int, size: int) -> None:
-        torch.cuda.set_device(rank)
-        dist.init_process_group("cpu:gloo,cuda:nccl")
-        custom = _Custom(rank, size)
-        for each in sizes:
-            x = torch.ones(int(each * (1 << 19)), device="cuda", dtype=torch.bfloat16)
-            custom("all_reduce", x, torch.empty_like(x), registered=True)
-
-    for steps, took in measured.items():
-        monkeypatch.setattr(peers, "_ONE_STEP", {8: 1 << 62 if steps == 1 else 0})
-        with kernbench.simulate("dgx_h100", enable_data=False) as ctx:
-            ctx.multiprocessing.spawn(worker, args=(6,), nprocs=6)
-            log = ctx.engine.op_log.operations
-            found = [each for each in log if "_pull" in str((each.detail or {}).get("algorithm")) and each.rank == 0]
-        assert [1e6 * (each.end - each.start) for each in found] == pytest.approx(took, rel=0.2)
 
 
 def test_outside_ranks() -> None:

@@ -10,7 +10,6 @@ import torch
 from kernbench.compiled_operators.expert_blocks import fill_blocks
 from kernbench.compiled_operators.moved import moving, moving_all
 from kernbench.compiled_operators.operators import Operators
-from kernbench.compiled_operators.vllm.packed import MARLIN
 from kernbench.cost.by_values import CallOperands
 from kernbench.cost.matrix_work import MatrixWork
 from kernbench.topology.dtypes import ITEM_BYTES
@@ -160,7 +159,7 @@ def _of_marlin(operands: CallOperands) -> MatrixWork:
         each.nbytes for name in ("b_q_weight", "b_scales", "b_zeros_or_none") if (each := operands[name]) is not None
     )
     rows, width, inner = operands["size_m"] * operands["top_k"], operands["size_n"], operands["size_k"]
-    return _of_experts(operands["a"].format, operands["b_q_weight"].shape[0], rows, width, inner, held, MARLIN)
+    return _of_experts(operands["a"].format, operands["b_q_weight"].shape[0], rows, width, inner, held)
 
 
 @operators.cost("moe_wna16_gemm")
@@ -171,9 +170,9 @@ def _of_wna16(operands: CallOperands) -> MatrixWork:
     return _of_experts(x.format, weight.shape[0], rows, weight.shape[1], x.shape[-1], held)
 
 
-def _of_experts(fmt: str, experts: int, rows: int, width: int, inner: int, held: int, pace: float = 1.0) -> MatrixWork:
+def _of_experts(fmt: str, experts: int, rows: int, width: int, inner: int, held: int) -> MatrixWork:
     """Products of ``rows`` rows in all, each with the weight of one of the ``experts``, which have ``held`` bytes together."""
     fmt = "fp8" if fmt.startswith("fp8") else fmt
     used = max(min(experts, rows), 1)
     stored = held / max(experts * width * inner * ITEM_BYTES[fmt], 1)
-    return MatrixWork(((-(-rows // used), width, inner),) * used, fmt, "fp16", grouped=True, stored=stored, pace=pace)
+    return MatrixWork(((-(-rows // used), width, inner),) * used, fmt, "fp16", grouped=True, stored=stored)

@@ -1,8 +1,8 @@
 """``vllm._C_stable_libtorch``: weights of which several numbers lie in one word (AWQ, GPTQ, NVFP4), and products with them.
 
-A product is computed at the rate of its activations' format, Marlin's at its share of that (:data:`MARLIN`), and reads packed
-weights with their scales; unpacking is hidden. Of Marlin on Hopper, and of Machete with few rows, that is UNVERIFIED: two
-published runs have times there that are a third longer (Marlin, one row) to twice as long (Machete, 32 to 128 rows).
+A product is computed at the rate of its activations' format and reads packed weights with their scales; unpacking is hidden.
+Marlin reaches that up to some 32 rows (Frantar et al. 2024, figure 1), beyond which, and for Machete, it is UNVERIFIED: published
+runs take half as long again (Marlin on an A100, 64 rows and more) to twice as long (Machete, 32 to 128 rows).
 """
 
 from __future__ import annotations
@@ -19,26 +19,18 @@ Tensor = torch.Tensor
 
 WORD = 32
 """Bits of a word."""
-MARLIN = 0.65
-"""What Marlin's kernels have of the rate at which cuBLAS multiplies: 141 TFLOP/s on an A100 from 64 rows up to 4,000 (a run of
-its own benchmark, vllm-project/vllm pull request 2497)."""
 _AWQ = (0, 4, 1, 5, 2, 6, 3, 7)
 """The places of a word's numbers in AWQ's order, from the lowest bits on."""
 
 
-def product_with_packed(
-    x: SeenOperand, width: int, *weights: SeenOperand | None, out: str = "", pace: float = 1.0
-) -> MatrixWork:
-    """Of ``x [.., K]`` with a weight ``[K, width]`` that is all of ``weights``: numbers, scales, zeros.
-
-    ``pace``: as of :class:`MatrixWork`.
-    """
+def product_with_packed(x: SeenOperand, width: int, *weights: SeenOperand | None, out: str = "") -> MatrixWork:
+    """Of ``x [.., K]`` with a weight ``[K, width]`` that is all of ``weights``: numbers, scales, zeros."""
     inner = x.shape[-1]
     fmt = "fp8" if x.format.startswith("fp8") else x.format
     held = sum(each.nbytes for each in weights if each is not None)
     return MatrixWork(
         ((x.elements // max(inner, 1), width, inner),), fmt, out or x.format,
-        stored=held / max(inner * width * ITEM_BYTES[fmt], 1), pace=pace,
+        stored=held / max(inner * width * ITEM_BYTES[fmt], 1),
     )  # fmt: skip
 
 
@@ -256,7 +248,7 @@ operators.cost("gptq_shuffle")(moving("q_weight", "q_weight"))
 @operators.cost("marlin_gemm")
 def _of_marlin(operands: CallOperands) -> MatrixWork:
     weights = (operands[name] for name in ("b_q_weight", "b_scales", "b_zeros_or_none", "global_scale"))
-    return product_with_packed(operands["a"], operands["size_n"], *weights, out=operands.results[0].format, pace=MARLIN)
+    return product_with_packed(operands["a"], operands["size_n"], *weights, out=operands.results[0].format)
 
 
 @operators.cost("gptq_gemm")

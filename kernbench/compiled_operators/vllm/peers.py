@@ -37,10 +37,6 @@ UNVERIFIED: the compiled library was not asked."""
 _FAR = 1 << 48
 """Addresses from here on stand for buffers of peers; no memory is there."""
 
-_BLOCKS = 130
-"""As many blocks of :mod:`kernbench.cost.peer_access` as its kernels of 36 are worth: all-reduces of 0.5 to 4 MiB between six
-H100s take 13 to 70 us in one step, 15 to 37 us in two (vllm-project/vllm pull request 24111, TP 6, replayed graphs)."""
-
 _ONE_STEP = {2: 1 << 62, 4: 512 << 10, 8: 256 << 10}
 """Up to how many GPUs, below how many bytes an all-reduce takes one step (vLLM's ``custom_all_reduce.cuh``)."""
 
@@ -160,7 +156,7 @@ def all_reduce(fa: int, inp: Tensor, out: Tensor, reg_buffer: int, reg_buffer_sz
     brought = _registered(memory, inp, reg_buffer, reg_buffer_sz_bytes)
     one_step = next((inp.nbytes < most for size, most in _ONE_STEP.items() if group.size <= size), False)
     algorithm = "one_shot_pull" if one_step else "two_shot_pull"
-    signature = Signature("all_reduce", tuple(inp.shape), inp.dtype, ReduceOp.SUM.value, None, algorithm, _BLOCKS)
+    signature = Signature("all_reduce", tuple(inp.shape), inp.dtype, ReduceOp.SUM.value, None, algorithm)
     post(memory.simulation, group, signature, [brought], [out])
 
 
@@ -194,7 +190,7 @@ def mnnvl_lamport_reduce_scatter(fa: int, inp: Tensor, out: Tensor) -> None:
 def _gathered(memory: SymmetricMemory, fa: int, inp: Tensor, out: Tensor, algorithm: str) -> None:
     group = _mine(memory).groups[fa]
     cells = out.view(-1).split(inp.numel())
-    signature = Signature("all_gather", tuple(inp.shape), inp.dtype, None, None, algorithm, _BLOCKS)
+    signature = Signature("all_gather", tuple(inp.shape), inp.dtype, None, None, algorithm)
     post(memory.simulation, group, signature, [inp.reshape(-1)], cells)
 
 
@@ -202,7 +198,7 @@ def _scattered(memory: SymmetricMemory, fa: int, inp: Tensor, out: Tensor) -> No
     group = _mine(memory).groups[fa]
     cells = inp.reshape(-1).split(out.numel())
     signature = Signature(
-        "reduce_scatter", tuple(out.shape), out.dtype, ReduceOp.SUM.value, None, "direct_reducescatter", _BLOCKS
+        "reduce_scatter", tuple(out.shape), out.dtype, ReduceOp.SUM.value, None, "direct_reducescatter"
     )
     post(memory.simulation, group, signature, cells, [out.view(-1)])
 

@@ -16,7 +16,6 @@ from typing import Any, Protocol
 import torch
 
 from kernbench.ccl.reduce_op import ReduceOp
-from kernbench.cost.peer_access import FEW_BLOCKS
 from kernbench.cost.work import LEAST, stated_cost
 from kernbench.errors import KernbenchError
 from kernbench.order.regions import ByteRegion
@@ -75,10 +74,6 @@ RELIES_ON = (
     Reliance("torch.distributed.distributed_c10d._resolve_process_group", "groups are known by name"),
     Reliance("torch.distributed.distributed_c10d.GroupName", "its type of a group's name"),
 )  # fmt: skip
-
-_WIDTHS = {"one_shot_pull": 108, "two_shot_pull": 108}
-"""As many blocks of :mod:`kernbench.cost.peer_access` as torch's kernels are worth. In two shots 0.5 to 4 MiB between six H100s
-take 17 to 41 us (vllm-project/vllm pull request 24111, TP 6). One shot: UNVERIFIED."""
 
 _known: set[str] = set()
 """Operations that have been classified."""
@@ -375,8 +370,7 @@ class _Operations:
         """Meet the other members in a collective; the current stream waits for it."""
         shape = None if shape_of is None else tuple(shape_of.shape)
         kind = dtype if shape_of is None else shape_of.dtype
-        by = None if reduction is None else reduction.value
-        signature = Signature(op, shape, kind, by, None, algorithm, _WIDTHS.get(algorithm, FEW_BLOCKS))
+        signature = Signature(op, shape, kind, None if reduction is None else reduction.value, None, algorithm)
         post(self._simulation, group.communicator.peers, signature, inputs, outputs)
         return result
 
