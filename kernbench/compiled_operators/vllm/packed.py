@@ -1,8 +1,8 @@
 """``vllm._C_stable_libtorch``: weights of which several numbers lie in one word (AWQ, GPTQ, NVFP4), and products with them.
 
 A product is computed at the rate of its activations' format and reads packed weights with their scales; unpacking is hidden.
-Marlin reaches that up to some 32 rows (Frantar et al. 2024, figure 1), beyond which, and for Machete, it is UNVERIFIED: published
-runs take half as long again (Marlin on an A100, 64 rows and more) to twice as long (Machete, 32 to 128 rows).
+Marlin reaches that up to some 32 rows (Frantar et al. 2024, figure 1), beyond which, and for Machete, it is UNVERIFIED:
+published runs take half as long again (Marlin on an A100, 64 rows and more) to twice as long (Machete, 32 to 128 rows).
 """
 
 from __future__ import annotations
