@@ -24,7 +24,15 @@ from kernbench.torch_backend.hollow.data_dependent_shapes import selected
 from kernbench.torch_backend.hollow.host_looks import as_stated
 from kernbench.torch_backend.hollow.shapes import Described, UnknownShapeError, allocate, described, made_on_host
 from kernbench.torch_backend.hollow.sparse_tensors import NO_EQUAL_INDICES, answered, makes_sparse
-from kernbench.torch_backend.hollow.stand_ins import assume, element_of, has_rule, keeps_to_stand_ins, places, stored_of
+from kernbench.torch_backend.hollow.stand_ins import (
+    assume,
+    each_of_lists,
+    element_of,
+    has_rule,
+    keeps_to_stand_ins,
+    places,
+    stored_of,
+)
 from kernbench.torch_backend.hollow.whole_numbers import (
     filled,
     fills_whole,
@@ -405,12 +413,12 @@ class HollowValues:
 
     def _written(self, operator: TorchOperator, func: OpOverload, args: Any, kwargs: Any) -> Any:
         given = [each.of(args, kwargs) for each in operator.writes]
-        for target in listed_tensors(given):
-            value = None
-            if not isinstance(given[0], list | tuple):
-                value = assume(func, operator.name, args, kwargs or {}, target.dtype, target.numel())
-                if value is None and (operator.writes_out or operator.writes_all):
-                    value = default_stand_in(target.dtype)
+        whole = operator.writes_out or operator.writes_all
+        for at, target in enumerate(listed_tensors(given)):
+            name, mine = each_of_lists(operator.name, at, args)
+            value = assume(func, name, mine, kwargs or {}, target.dtype, target.numel())
+            if value is None and whole:
+                value = default_stand_in(target.dtype)
             self._mark(target, value)
         if not func._schema.returns:
             return None

@@ -326,6 +326,7 @@ _ROWS: tuple[tuple[str, Rule], ...] = (
     ("uniform rand rand_like", _uniform),
     ("bernoulli", _bernoulli),
 )
+_FOREACH = "_foreach_"
 _RULES = {name: rule for names, rule in _ROWS for name in names.split()}
 
 
@@ -337,6 +338,14 @@ def has_rule(name: str) -> bool:
 def keeps_to_stand_ins(name: str) -> bool:
     """Whether what is assumed of the result of ``name`` follows from what is assumed of its first tensor, and from shapes."""
     return _RULES.get(name.strip("_")) in (_keeps, _sums, _counts, _zero, _one) and name not in PLACES
+
+
+def each_of_lists(name: str, at: int, args: Any) -> tuple[str, Any]:
+    """The name and the arguments of an operation; of one that goes through lists (``_foreach_copy_``) those with which it is
+    carried out at one place of them."""
+    if not name.startswith(_FOREACH):
+        return name, args
+    return name.removeprefix(_FOREACH), [each[at] if isinstance(each, list | tuple) else each for each in args]
 
 
 def assume(func: OpOverload, name: str, args: Any, kwargs: Any, dtype: torch.dtype, numel: int) -> float | None:
