@@ -59,6 +59,25 @@ def data_parallel() -> Any:
     return trained(nn.parallel.DistributedDataParallel(Model(WIDTH).cuda(), device_ids=[torch.cuda.current_device()]))
 
 
+def mixed_precision() -> Any:
+    """A layer is used twice, and ranks meet in between."""
+    layer = nn.Linear(WIDTH, WIDTH).cuda()
+    model = nn.parallel.DistributedDataParallel(layer, device_ids=[torch.cuda.current_device()])
+    optimizer, scaler, losses = torch.optim.SGD(layer.parameters(), lr=0.01), torch.amp.GradScaler("cuda"), []
+    for step in range(STEPS):
+        with torch.autocast("cuda", torch.float16):
+            y = layer(torch.full((4, WIDTH), 0.01 * (step + RANK), device="cuda"))
+            shared = y.detach().float()
+            dist.all_reduce(shared)
+            loss = F.mse_loss(model(y + shared.half()), torch.ones_like(y))
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        losses.append(loss.detach())
+    return losses
+
+
 def sharded() -> Any:
     from torch.distributed.fsdp import fully_shard
 
@@ -220,7 +239,7 @@ PROGRAMS: dict[str, Callable[[], Any]] = {
     each.__name__: each
     for each in (
         one_gpu, data_parallel, sharded, tensor_parallel, pipeline, triton_kernel, symmetric_memory, graph, compiled, objects,
-        checkpoint, data_loader,
+        checkpoint, data_loader, mixed_precision,
     )
 }  # fmt: skip
 
