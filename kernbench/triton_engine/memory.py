@@ -7,6 +7,7 @@ single byte moves, so that a wrong kernel is an error with a name, never a crash
 from __future__ import annotations
 
 import bisect
+import functools
 import gc
 import weakref
 from collections.abc import Callable, Sequence
@@ -216,13 +217,26 @@ class RegisteredAllocations:
 registry = RegisteredAllocations()
 
 
+@functools.cache
+def _least_address() -> int:
+    """Where the memory of this process begins; 0 where the system does not say."""
+    try:
+        with open("/proc/self/maps") as maps:
+            return int(maps.readline().partition("-")[0], 16)
+    except (OSError, ValueError):
+        return 0
+
+
 def find_live(address: int) -> HostAllocation | None:
     """The storage of any live tensor of this process that includes ``address``.
 
     The last resort for pointers that a plain script put into a table itself. Walking all objects takes tens of
     milliseconds: young ones are searched first, and every tensor met is registered. Objects that the program has taken from
-    the garbage collector (``gc.freeze``) are searched last; what lives then is frozen, too.
+    the garbage collector (``gc.freeze``) are searched last; what lives then is frozen, too. Small numbers, which tables of
+    indices have, are no addresses.
     """
+    if address < _least_address():
+        return None
     for generation in range(3):
         found = _find_in_generation(address, generation)
         if found is not None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import gc
 
+import pytest
 import torch
 import triton
 import triton.language as tl
 
 import kernbench
+from kernbench.triton_engine.memory import find_live
 
 
 @triton.jit
@@ -50,3 +52,9 @@ def test_what_a_transform_shows_of_a_tensor_is_no_memory() -> None:
 
     with kernbench.simulate("dgx_h100") as ctx:
         ctx.multiprocessing.spawn(worker, nprocs=1)
+
+
+def test_no_object_is_looked_at_for_a_small_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As tables of indices have, -1 among them."""
+    monkeypatch.delattr(gc, "get_objects")
+    assert [find_live(each) for each in (-1, 0, 17, 1 << 16)] == [None] * 4
