@@ -189,7 +189,7 @@ class _Waiting:
     def raw_stream(self, device: int = 0) -> int:
         """``torch._C._cuda_getCurrentRawStream``, which a build without CUDA does not have."""
         self.use()
-        return int(torch._C._cuda_getCurrentRawStream(device))  # the rank's
+        return int(torch.cuda.current_stream(device).cuda_stream)  # the rank's
 
     def before(self, stock: Callable[..., object]) -> Callable[..., Any]:
         """``init_process_group``, before which the process learns that it is a rank."""
