@@ -70,6 +70,23 @@ def test_a_cast_lives_as_long_as_the_outermost_autocast() -> None:
         assert torch.cuda.memory_allocated() == before
 
 
+def _order_of_gradients(device: str) -> list[str]:
+    layers = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Conv1d(4, 4, 1), torch.nn.Linear(4, 4)).to(device)
+    found: list[str] = []
+    for name, parameter in layers.named_parameters():
+        parameter.register_post_accumulate_grad_hook(lambda _, name=name: found.append(name))
+    with torch.autocast(device, NARROW):
+        layers(torch.ones(2, 4, 4, device=device)).sum().backward()
+    return found
+
+
+def test_gradients_come_in_the_order_of_torchs_casts() -> None:
+    torchs = _order_of_gradients("cpu")
+    with kernbench.simulated_gpu("dgx_h100"):
+        assert _order_of_gradients("cuda") == torchs
+        assert _order_of_gradients("cpu") == torchs
+
+
 def _leaves_before(rank: int) -> None:
     """Rank 1 leaves autocast before rank 0 uses its parameter again."""
     dist.init_process_group("nccl")

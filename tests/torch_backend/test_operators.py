@@ -23,6 +23,8 @@ NOT_OF_THE_CPU = {
     "jiterator_4inputs_with_extra_args": "compiles CUDA C++",
     "jiterator_binary_return_by_ref": "compiles CUDA C++",
     "jiterator_2inputs_2outputs": "compiles CUDA C++",
+    "histogram": "for CPUs alone",
+    "histogramdd": "for CPUs alone",
     "linalg.matrix_rank": "the function of before the simulation",
     "triu_indices": "the function of before the simulation",
     "tril_indices": "the function of before the simulation",

@@ -327,7 +327,10 @@ def _below(overload: OpOverload, dtype: torch.dtype, args: tuple[object, ...], k
 def _each(
     change: Callable[[Any, torch.dtype], Any], dtype: torch.dtype, args: tuple[object, ...], kwargs: dict[str, object]
 ) -> tuple[tuple[object, ...], dict[str, object]]:
-    return tuple([change(each, dtype) for each in args]), {name: change(each, dtype) for name, each in kwargs.items()}
+    """``change`` of all arguments, the last one first, as the code of torch's builds evaluates them: the order in which
+    gradients come depends on it, and so do DDP's buckets."""
+    named = {name: change(each, dtype) for name, each in reversed(kwargs.items())}
+    return tuple([change(each, dtype) for each in reversed(args)][::-1]), named
 
 
 def cast(value: Any, dtype: torch.dtype) -> Any:
