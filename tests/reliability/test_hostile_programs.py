@@ -286,7 +286,7 @@ def test_a_recursion_of_thousands_of_calls_is_shown_by_its_ends() -> None:
     limit = sys.getrecursionlimit()
     sys.setrecursionlimit(20_000)
     try:
-        other(2000)  # many more are beyond what Python 3.13 allows in C, through which calls go once something was compiled
+        other(2000)  # Python 3.13 allows few more in C, where calls go through once something was compiled
     except ZeroDivisionError as error:
         shown = user_traceback(error)
     finally:
