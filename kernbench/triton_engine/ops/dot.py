@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from kernbench.triton_engine.batch import Batch
+from kernbench.triton_engine.four_bits import unpacked
 from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.frontend.types import Ty
 from kernbench.triton_engine.threads import with_threads
@@ -215,17 +216,6 @@ def _dot(info: OpInfo) -> Callable[..., Value]:
     return run
 
 
-#: Values of the sixteen fp4 (e2m1) codes.
-_E2M1 = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0])
-
-
-def _unpack_fp4(x: Tensor, dim: int) -> Tensor:
-    """Two fp4 numbers per byte, low nibble first, along ``dim``."""
-    raw = x.view(torch.uint8).to(torch.int64)
-    low, high = _E2M1[raw & 15], _E2M1[raw >> 4]
-    return torch.stack((low, high), dim=dim + 1).flatten(dim, dim + 1)
-
-
 def _scales(s: Tensor) -> Tensor:
     """e8m0 exponents: 2**(byte - 127); 255 is NaN. fp8 scales are numbers as they are."""
     if s.dtype.is_floating_point:
@@ -237,7 +227,7 @@ def _scales(s: Tensor) -> Tensor:
 
 def _decode(x: Tensor, kind: str, dim: int, packed_along_k: bool) -> Tensor:
     if kind == "e2m1":
-        return _unpack_fp4(x, dim if packed_along_k else (-1 if dim == x.dim() - 2 else -2) % x.dim())
+        return unpacked(x, dim if packed_along_k else (-1 if dim == x.dim() - 2 else -2) % x.dim())
     if not x.dtype.is_floating_point:
         x = x.contiguous().view({"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}[kind])
     return x.to(torch.float32)

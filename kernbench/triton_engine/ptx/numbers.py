@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from kernbench.triton_engine.fixed_width import SIGNED, UNSIGNED
+from kernbench.triton_engine.four_bits import E2M1
 
 U64 = np.uint64
 
@@ -16,7 +17,7 @@ _BITS = re.compile(r"\d+")
 #: Narrow floating types: bits, and torch's name where it has one.
 _NARROW = {"e4m3": 8, "e5m2": 8, "ue8m0": 8, "e2m1": 4}
 _FP8 = {"e4m3": torch.float8_e4m3fn, "e5m2": torch.float8_e5m2}
-_E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=np.float32)
+_E2M1 = E2M1[:8].numpy()  # without a sign
 
 
 def width(kind: str) -> int:

@@ -339,9 +339,7 @@ def cast(value: Any, dtype: torch.dtype) -> Any:
         return [cast(each, dtype) for each in value]
     if not isinstance(value, torch.Tensor) or value.dtype is dtype or value.dtype not in _ELIGIBLE:
         return value
-    if value.requires_grad and _is_kept(value):
-        return _cast_parameter(value, dtype)
-    return _cast_tensor(value, dtype)
+    return _kept_cast(value, dtype) if _is_kept(value) else _cast_tensor(value, dtype)
 
 
 def _cast_tensor(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -353,23 +351,28 @@ def _cast_tensor(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _cast_parameter(value: Any, dtype: torch.dtype) -> Any:
-    """A parameter in ``dtype``, cast once in the outermost autocast whatever is written to it; any other value as it is."""
+    """A parameter, or each of a list, in ``dtype``; any other value as it is."""
     if type(value) is list:
         return [_cast_parameter(each, dtype) for each in value]
-    if not isinstance(value, torch.Tensor) or not value.requires_grad or value.dtype is dtype or not _is_kept(value):
+    if not isinstance(value, torch.Tensor) or value.dtype is dtype or not _is_kept(value):
         return value
+    return _kept_cast(value, dtype)
+
+
+def _kept_cast(parameter: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A parameter in ``dtype``, cast once in the outermost autocast whatever is written to it."""
     casts = _casts.of
-    of, found = casts.get(id(value), (None, value))
-    if of is None or of() is not value:
+    of, found = casts.get(id(parameter), (None, parameter))
+    if of is None or of() is not parameter:
         with torch.enable_grad():
-            found = _cast_tensor(value, dtype)
-        casts[id(value)] = (weakref.ref(value), found)
+            found = _cast_tensor(parameter, dtype)
+        casts[id(parameter)] = (weakref.ref(parameter), found)
     return found
 
 
 def _is_kept(tensor: torch.Tensor) -> bool:
-    """Whether a tensor that requires gradients is one whose cast is kept (``cached_cast`` of ATen/autocast_mode.h)."""
+    """Whether it is a tensor whose cast is kept (``cached_cast`` of ATen/autocast_mode.h)."""
     return (
-        tensor.dtype is torch.float32 and tensor.is_leaf and not tensor._is_view() and torch.is_autocast_cache_enabled()
-        and not torch.is_inference_mode_enabled()
+        tensor.requires_grad and tensor.dtype is torch.float32 and tensor.is_leaf and not tensor._is_view()
+        and torch.is_autocast_cache_enabled() and not torch.is_inference_mode_enabled()
     )  # fmt: skip

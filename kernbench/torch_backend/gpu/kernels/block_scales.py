@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 
 from kernbench.torch_backend.relies_on import Reliance
+from kernbench.triton_engine.four_bits import unpacked
 
 BY_16, BY_32, ALONG, SQUARE = 2, 3, 4, 5
 """Kinds of scales, by torch's numbers: for 16, 32 and 128 elements along the sum, and for 128 of 128 rows."""
@@ -30,8 +31,6 @@ FINE = {BY_16: 16, BY_32: 32}
 """Elements of a scale that tensor cores apply."""
 
 _TILE_ROWS, _TILE_SCALES, _STRIPES = 128, 4, 4
-
-_FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 
 
 def up(count: int, step: int) -> int:
@@ -61,9 +60,7 @@ def values_of(operand: torch.Tensor) -> torch.Tensor:
     """``operand`` in 32 bits; numbers of four bits lie two in a byte, the lower half first."""
     if operand.dtype is not torch.float4_e2m1fn_x2:
         return operand.float()
-    code = operand.contiguous().view(torch.uint8)
-    codes = torch.stack((code & 15, code >> 4), dim=-1).flatten(-2).int()
-    return torch.tensor((*_FP4, *(-each for each in _FP4)))[codes]
+    return unpacked(operand.contiguous(), operand.dim() - 1)
 
 
 def spread(

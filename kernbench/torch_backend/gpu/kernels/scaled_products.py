@@ -110,9 +110,7 @@ def _kinds(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: tor
     return None if kind_a is None or kind_b is None else (kind_a, kind_b)
 
 
-def _result(
-    left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype
-) -> torch.Tensor:  # fmt: skip
+def _result(left: torch.Tensor, right: torch.Tensor, bias: torch.Tensor | None, dtype: torch.dtype) -> torch.Tensor:
     result = left @ right.t()
     return (result if bias is None else result + bias.float()).to(dtype)
 
