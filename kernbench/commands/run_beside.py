@@ -14,13 +14,12 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import kernbench
+from kernbench.commands.child_variables import child_variables
 from kernbench.environment_variables import variables_set
 from kernbench.processes.gate import INHERITED, listening
-from kernbench.runtime_api.joining import ADDRESS, TAKEN, taken, variables_of
+from kernbench.runtime_api.joining import ADDRESS, TAKEN, taken
+from kernbench.runtime_api.start_up import ALONE
 from kernbench.topology import Topology
-from kernbench.torch_backend.gpu.device.software_versions import cuda_version
-from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus
-from kernbench.torch_backend.gpu.names.cuda_names import properties_of
 
 _BEGIN = "import sys; sys.path.insert(0, {0!r}); import kernbench.cli; sys.path.remove({0!r}); kernbench.cli.main()"
 
@@ -46,15 +45,15 @@ class RunBeside:
         address, listener = listening()
         begin = _BEGIN.format(str(Path(kernbench.__file__).parents[1]))
         environ = {**os.environ, INHERITED: f"{listener.fileno()} {address}"}
-        environ.pop(ADDRESS, None)
+        for name in (ADDRESS, ALONE):
+            environ.pop(name, None)
         # what it runs ends when our end of the pipe is closed, however we end
         self._process = subprocess.Popen(
             [sys.executable, "-c", begin, "run", *self._options, "--", "cat"], stdin=subprocess.PIPE, env=environ,
             pass_fds=[listener.fileno()],
         )  # fmt: skip
         listener.close()
-        gpu, cuda = vars(properties_of(self._topology)), cuda_version(self._topology)
-        values = variables_of(str(address), NodeGpus.of(self._topology), os.environ, gpu, cuda)
+        values = {ADDRESS: str(address), **child_variables(self._topology)}
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
             local = os.environ.get("LOCAL_WORLD_SIZE", "")
             values[TAKEN] = taken("", os.environ["RANK"], os.environ["WORLD_SIZE"], local)

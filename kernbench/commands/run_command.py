@@ -98,15 +98,13 @@ class RankCommand:
     @contextmanager
     def _started(self, address: str, topology: Topology, more: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
         """The command's process, with ``more`` environment variables; it has ended when the block has."""
+        from kernbench.commands.child_variables import child_variables
         from kernbench.driver_tools import inventory
-        from kernbench.runtime_api.joining import ADDRESS, variables_of
-        from kernbench.torch_backend.gpu.device.software_versions import cuda_version
-        from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus
-        from kernbench.torch_backend.gpu.names.cuda_names import properties_of
+        from kernbench.runtime_api.joining import ADDRESS
 
-        gpu, cuda = vars(properties_of(topology)), cuda_version(topology)
-        told = variables_of(address, NodeGpus.of(topology), os.environ, gpu, cuda)
-        environ = {**os.environ, **told, **more, "PATH": _path(os.environ)}
+        environ = {
+            **os.environ, ADDRESS: address, **child_variables(topology), **more, "PATH": _path(os.environ),
+        }  # fmt: skip
         if inventory.has_smi(topology):
             environ.update(
                 inventory.variables_of(inventory.idle_gpus(topology)), PATH=nvidia_smi.on_path(environ["PATH"])

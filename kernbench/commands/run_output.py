@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from kernbench.commands.run_progress import RunProgress
     from kernbench.html_report.server import ReportServer
     from kernbench.runtime_api.context import RuntimeContext
+    from kernbench.runtime_api.lone_processes import LoneProcesses
     from kernbench.trace.run_result import RunResult
 
 
@@ -23,9 +24,13 @@ class RunOutput:
         asked: its options.
         ctx: its simulation.
         program, arguments: what runs.
+        lone: the processes that it starts which are no ranks.
     """
 
-    def __init__(self, asked: RunOptions, ctx: RuntimeContext, program: str, arguments: Sequence[str]) -> None:
+    def __init__(
+        self, asked: RunOptions, ctx: RuntimeContext, program: str, arguments: Sequence[str], lone: LoneProcesses
+    ) -> None:
+        self._lone = lone
         self._asked = asked
         self._ctx = ctx
         self._program = program
@@ -66,6 +71,13 @@ class RunOutput:
         for line in serving_report(serving_result(simulation.requests, gpus, self._asked.goodput)):
             click.echo(line)
 
+    def print_processes(self) -> None:
+        """Print what processes have taken that are no ranks, and had GPUs of their own; nothing if there were none."""
+        from kernbench.trace.process_figures import process_lines
+
+        for line in process_lines(self._lone.figures(), races=self._asked.races == "warn"):
+            click.echo(line)
+
     def write_json(self, path: str, errors: Mapping[int, BaseException]) -> None:
         """Write the result."""
         from kernbench.trace.run_result import write_result
@@ -90,4 +102,5 @@ class RunOutput:
         return result_of(
             self._ctx.simulation, program=self._program, arguments=self._arguments, options=changed(asked), errors=errors,
             tokens=asked.tokens_per_step, samples=asked.samples_per_step, extrapolate=asked.extrapolate, limits=asked.goodput,
+            processes=self._lone.figures(),
         )  # fmt: skip

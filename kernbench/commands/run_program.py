@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kernbench.child_processes import leaving_none
+from kernbench.commands.child_variables import child_variables
 from kernbench.commands.run_command import GRACE, RankCommand, found
 from kernbench.commands.run_failures import ShownFailures, status_of
 from kernbench.commands.run_options import LIVE
@@ -32,6 +33,7 @@ from kernbench.plurals import counted
 from kernbench.processes.gate import INHERITED
 from kernbench.runtime_api import launcher
 from kernbench.runtime_api.context import simulate
+from kernbench.runtime_api.lone_processes import LoneProcesses
 from kernbench.runtime_api.multiprocessing import SpawnException
 from kernbench.scheduler.host_effects import settled_heap
 from kernbench.scheduler.standstill import VARIABLE as HANG_AFTER
@@ -127,11 +129,16 @@ def run(asked: RunOptions, program: str, args: tuple[str, ...], variables: dict[
         ExitStack() as stack,
     ):
         stack.enter_context(standing_in(asked.stand_ins))
+        lone = _lone_processes(handle.path, asked, given)
+        stack.callback(lone.close)
+        if starter is None:
+            stack.enter_context(variables_set(child_variables(handle.topology_obj)))
+        stack.enter_context(variables_set(lone.variables))
         if reports and asked.isolation == "carrier" and starter is None:
             ctx.simulation.describe_operations()
         if live is not None:
             live.watch(ctx.simulation)
-        output = RunOutput(asked, ctx, program, args)
+        output = RunOutput(asked, ctx, program, args, lone)
         progress = output.begin()
         if (
             asked.ranks is None
@@ -203,6 +210,7 @@ def run(asked: RunOptions, program: str, args: tuple[str, ...], variables: dict[
                 print_summary(ctx, failed=bool(errors))
                 output.print_steps()
                 output.print_serving()
+                output.print_processes()
         except OSError as error:  # standard output takes nothing more, which files do not depend on
             lost = error
         if reports:
@@ -247,6 +255,12 @@ def _beside(ctx: RuntimeContext, system: Path, asked: RunOptions) -> RunBeside |
         return None
     told = command_line(replace(asked, system=str(system)), ("system", "nodes", *SIMULATED))
     return RunBeside([*told, *([] if asked.summary else ["--no-summary"])], ctx.topology)
+
+
+def _lone_processes(system: Path, asked: RunOptions, given: Mapping[str, Any]) -> LoneProcesses:
+    """Those that the program starts. They raise at races, and collect none; they are no ranks, of which some are slower."""
+    races = "error" if asked.races == "error" else "off"
+    return LoneProcesses(system, {"nodes": asked.nodes, **given, "races": races, "stragglers": None})
 
 
 def _is_command(program: str) -> bool:

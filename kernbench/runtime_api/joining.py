@@ -18,7 +18,7 @@ import torch
 from kernbench.driver_tools.before_joining import let_load_nvml
 from kernbench.errors import KernbenchError
 from kernbench.input_files import whole_number
-from kernbench.runtime_api import start_up
+from kernbench.runtime_api import lone_processes, start_up
 from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus
 from kernbench.torch_backend.process_groups import late_joining
 
@@ -46,23 +46,23 @@ _joined: list[object] = []
 
 
 def variables_of(
-    address: str,
     gpus: NodeGpus,
     environ: Mapping[str, str],
     properties: Mapping[str, object] | None = None,
     cuda: str | None = None,
 ) -> dict[str, str]:
-    """Environment variables of processes that are to join a simulation, besides those that are set in ``environ``.
+    """Environment variables of processes that may use a simulated GPU, besides those that are set in ``environ``. One that is
+    to join a simulation has :data:`ADDRESS` of it, too.
 
     Args:
-        address: of the simulation.
         gpus: of a node.
         properties: of a GPU, which processes may ask for before they join.
         cuda: version of CUDA, as above.
     """
-    path = [str(Path(start_up.__file__).parent), *filter(None, [environ.get("PYTHONPATH")])]
+    here = str(Path(start_up.__file__).parent)
+    path = [here, *(each for each in environ.get("PYTHONPATH", "").split(os.pathsep) if each not in ("", here))]
     told = {PROPERTIES: json.dumps(dict(properties or {}), default=str), **({} if cuda is None else {CUDA: cuda})}
-    return {ADDRESS: address, GPUS: json.dumps(gpus), "PYTHONPATH": os.pathsep.join(path), **told}
+    return {GPUS: json.dumps(gpus), "PYTHONPATH": os.pathsep.join(path), **told}
 
 
 def taken(address: str, rank: int | str, size: int | str, local: str) -> str:
@@ -96,14 +96,21 @@ def at_import_of_torch(generators: Generators) -> None:
     gpus = NodeGpus(*json.loads(os.environ.get(GPUS, "[0]")))
     let_load_nvml()
     late_joining.install(
-        lambda rank, size: _join_late(rank, size, _used(generators)), _named, gpus, properties, os.environ.get(CUDA)
-    )
+        lambda rank, size: _join_late(rank, size, _used(generators)), _named, gpus, properties, os.environ.get(CUDA),
+        lone_processes.begin if lone_processes.may_begin() else None,
+    )  # fmt: skip
 
 
 def _named() -> tuple[int, int] | None:
-    """Rank and size of the world that the environment names, if these have not been inherited from a rank."""
+    """Rank and size of the world that the environment names, if there is a simulation to join and these have not been inherited
+    from a rank."""
     rank, size = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
-    if whole_number(rank) is None or whole_number(size) is None or _starter()[0] == f"{rank}/{size}":
+    if (
+        ADDRESS not in os.environ
+        or whole_number(rank) is None
+        or whole_number(size) is None
+        or _starter()[0] == f"{rank}/{size}"
+    ):
         return None
     return int(rank), int(size)
 
@@ -115,10 +122,11 @@ def _used(generators: Generators) -> Collection[str]:
 
 def _join_late(rank: int, size: int, keep: Collection[str]) -> None:
     whose, _, simulation = _starter()
-    if whose and simulation == os.environ[ADDRESS]:
+    if ADDRESS not in os.environ or (whose and simulation == os.environ[ADDRESS]):
         raise KernbenchError(
-            f"init_process_group(rank={rank}, world_size={size}): this process was started by rank {whose}, and is "
-            "none itself: it cannot meet others. Call torch.distributed in the rank, or start all ranks elsewhere"
+            f"init_process_group(rank={rank}, world_size={size}): this process was started by "
+            f"{f'rank {whose}' if whose else 'a rank'}, and is none itself: it cannot meet others. Call torch.distributed "
+            "in the rank, or start all ranks elsewhere"
         )
     join(rank, size, keep)
 

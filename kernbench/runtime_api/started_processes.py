@@ -8,6 +8,7 @@ import functools
 import inspect
 import multiprocessing
 import multiprocessing.process
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch.multiprocessing
 
 from kernbench.errors import KernbenchError
+from kernbench.runtime_api.start_up import ALONE
 from kernbench.scheduler.host_effects import with_room
 from kernbench.torch_backend.patches import Patches
 
@@ -59,11 +61,12 @@ def install(
                     f"processes that the program starts itself, running {name}: ranks among them have a simulation of their "
                     "own, whose summary stands above this one; what is written to files is of this one"
                 )
-            else:
+            elif _method(self) == "fork" or ALONE not in os.environ:
                 remark(
                     f"not simulated: processes that the program starts itself, running {name}: they have no "
                     "simulated GPU, and no rank meets them (torch.multiprocessing.spawn and --nproc-per-node make ranks; "
-                    "under 'kernbench run -- python SCRIPT' such processes join)"
+                    "under 'kernbench run -- python SCRIPT' such processes join; those that are no forks "
+                    "have GPUs of their own under 'kernbench run')"
                 )
         try:
             with_room(lambda: stock(self))

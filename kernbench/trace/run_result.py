@@ -24,6 +24,7 @@ from kernbench.spec_files import check_json
 from kernbench.trace.critical import critical_path
 from kernbench.trace.memory_report import RankMemory, memory_of_ranks
 from kernbench.trace.notes import notes_of
+from kernbench.trace.process_figures import OWN_CLOCKS, ProcessFigures
 from kernbench.trace.rank_times import RankTime, rank_times, traffic
 from kernbench.trace.serving_figures import ServingResult, serving_result
 from kernbench.trace.step_parts import mean_parts, parts_of
@@ -149,6 +150,10 @@ class RunResult(_Part):
     serving: ServingResult | None = Field(
         default=None, description="of a serving engine, as far as it reported requests"
     )
+    processes: tuple[ProcessFigures, ...] = Field(
+        default=(),
+        description="processes that the program started which are no ranks, and used GPUs: each has a clock of its own",
+    )
     notes: tuple[str, ...]
 
 
@@ -164,6 +169,7 @@ def result_of(
     extrapolate: int | None = None,
     notes: Sequence[str] = (),
     limits: Mapping[str, float] | None = None,
+    processes: Sequence[ProcessFigures] = (),
 ) -> RunResult:
     """Sum up a simulation whose ranks have ended.
 
@@ -176,6 +182,7 @@ def result_of(
         extrapolate: a number of steps.
         notes: what is to be said of the run, in sentences.
         limits: of the goodput of a serving engine, seconds by measure.
+        processes: that used GPUs and are no ranks.
     """
     times = StepTimes.of(simulation)
     figures = achieved(times, simulation.topology.device, tokens=tokens, samples=samples)
@@ -230,7 +237,8 @@ def result_of(
             ResultOfCollective(name=each.name, calls=each.calls, bytes=each.nbytes) for each in traffic(simulation)
         ),
         serving=serving_result(simulation.requests, gpus, limits),
-        notes=(*times.notes, *notes_of(simulation, lines), *notes),
+        processes=tuple(processes),
+        notes=(*times.notes, *notes_of(simulation, lines), *notes, *([OWN_CLOCKS] if processes else ())),
     )
 
 

@@ -579,7 +579,7 @@ def test_threads_that_are_ranks_do_not_make_their_process_one(monkeypatch: pytes
     def stock(backend: str | None = None, rank: int = -1, world_size: int = -1) -> None:
         made.append({"backend": backend, "rank": rank, "world_size": world_size})
 
-    waiting = late_joining._Waiting(lambda rank, size: joined.append((rank, size)), lambda: None, NodeGpus(8))
+    waiting = late_joining._Waiting(lambda rank, size: joined.append((rank, size)), lambda: None, NodeGpus(8), None)
     init = waiting.before(stock)
     with monkeypatch.context() as patch:
         patch.setattr(distributed_c10d, "_world", multi_threaded_pg.ThreadLocalWorld())

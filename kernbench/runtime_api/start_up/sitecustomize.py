@@ -1,5 +1,4 @@
-"""Found by every Python that a command under ``kernbench run`` starts, or a program that has stand-ins: its folder is put
-first on ``PYTHONPATH``.
+"""Found by every Python that a command or program under ``kernbench run`` starts: its folder is put first on ``PYTHONPATH``.
 
 It lets the process import its program's stand-ins. Else it imports nothing but the standard library's smallest, and
 does nothing until a command's process imports torch: then :mod:`kernbench.runtime_api.joining` decides whether the process is
@@ -90,8 +89,9 @@ def _join(torch: ModuleType) -> None:
 
 
 def _accompany(module: ModuleType) -> None:
-    """It talks to other processes: it lives in virtual time, with them."""
-    _of_kernbench("processes.companion_waits").begin(module)
+    """It talks to other processes: it lives in virtual time, with those of a command."""
+    if os.environ.get("KERNBENCH_JOIN"):
+        _of_kernbench("processes.companion_waits").begin(module)
 
 
 _TALKS = ("zmq", "aiohttp", "uvicorn", "uvloop")
@@ -110,7 +110,7 @@ def _run_hidden() -> None:
         spec.loader.exec_module(sys.modules[__name__])
 
 
-if os.environ.get("KERNBENCH_JOIN"):
+if os.environ.get("KERNBENCH_JOIN") or os.environ.get("KERNBENCH_ALONE"):
     sys.meta_path.insert(0, _AtImport)
 if _stand_ins := os.environ.get("KERNBENCH_STAND_INS"):
     _of_kernbench("stand_ins").stand_in_as_told(_stand_ins)

@@ -1,4 +1,5 @@
-"""A process that may turn out to be a rank: in ``init_process_group``, or when it uses a GPU and ``RANK`` is set.
+"""A process that may turn out to be a rank: in ``init_process_group``, or when it uses a GPU and ``RANK`` is set. One that
+uses a GPU and is none has one of its own.
 
 Until then torch is torch's own, but for questions about GPUs that programs ask before, and the choice of one of them.
 """
@@ -53,6 +54,12 @@ _NO_RANK_YET = (
     "init_process_group on, or from the start if RANK and WORLD_SIZE are set (0 and 1: one by itself)"
 )
 
+_ALONE = (
+    "init_process_group(rank={}, world_size={}): this process used a GPU before it was known to be a rank, and has one of its "
+    "own since, in a world of one. Call init_process_group before the first use of a GPU (torch.cuda.set_device is none), or "
+    "start the process with RANK and WORLD_SIZE set, under 'kernbench run -- COMMAND'"
+)
+
 
 def install(
     join: Join,
@@ -60,6 +67,7 @@ def install(
     gpus: NodeGpus,
     properties: Mapping[str, object] | None = None,
     cuda: str | None = None,
+    be_alone: Callable[[], None] | None = None,
 ) -> None:
     """Have ``join(rank, world_size)`` called once it is known who the process is.
 
@@ -68,8 +76,9 @@ def install(
         gpus: of a node.
         properties: of each, as ``torch.cuda.get_device_properties`` gives them.
         cuda: what ``torch.version.cuda`` is to say, whatever torch was built for.
+        be_alone: called when a GPU is used by a process of which that is not known: gives it one of its own. None: refused.
     """
-    waiting = _Waiting(join, named, gpus)
+    waiting = _Waiting(join, named, gpus, be_alone)
     for owner, name, value in _told(waiting, properties, cuda):
         setattr(owner, name, value)
     stock: Any = torch.distributed.init_process_group
@@ -105,6 +114,8 @@ def _told(
         yield torch.accelerator, name, waiting.set_device
     for name in ("current_device_index", "current_device_idx"):
         yield torch.accelerator, name, waiting.current_device
+    for name in ("cuda", "to"):
+        yield torch.Tensor, name, waiting.before_moving(getattr(torch.Tensor, name))
     yield torch._C, "_accelerator_isAllocatorInitialized", lambda: False
     yield torch._C, "_accelerator_emptyHostCache", lambda: None
     yield torch._C, "_cuda_getCurrentRawStream", waiting.raw_stream  # packages take it when they are imported
@@ -138,11 +149,20 @@ class _Waiting:
 
     Attributes:
         device: the GPU that it has chosen, None if it has not.
-        joined: whether it has become a rank. What programs had put around these functions still calls them.
+        joined: whether it has become a rank, or has a GPU of its own. What programs had put around these functions still calls
+            them.
     """
 
-    def __init__(self, join: Join, named: Callable[[], tuple[int, int] | None], gpus: NodeGpus) -> None:
+    def __init__(
+        self,
+        join: Join,
+        named: Callable[[], tuple[int, int] | None],
+        gpus: NodeGpus,
+        be_alone: Callable[[], None] | None,
+    ) -> None:
         self._join: Join | None = join  # None: it has begun to
+        self._be_alone = be_alone
+        self._is_alone = False
         self._named = named
         self._gpus = gpus
         self.device: int | None = None
@@ -181,38 +201,63 @@ class _Waiting:
         if self.joined:
             return
         who = self._named()
-        if self._join is not None and who is not None:
-            self._become(*who)
-            return
-        raise KernbenchError(_NO_RANK_YET)
+        join = self._join
+        if join is not None and who is not None:
+            self._become(functools.partial(join, *who))
+        elif join is not None and self._be_alone is not None:
+            self._become(self._be_alone)
+            self._is_alone = True
+        else:
+            raise KernbenchError(_NO_RANK_YET)
 
     def raw_stream(self, device: int = 0) -> int:
         """``torch._C._cuda_getCurrentRawStream``, which a build without CUDA does not have."""
         self.use()
         return int(torch.cuda.current_stream(device).cuda_stream)  # the rank's
 
+    def before_moving(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+        """``Tensor.cuda`` and ``Tensor.to``: C++, which would say itself that a GPU is used, goes on without one afterwards."""
+
+        @functools.wraps(stock)
+        def moved(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            if not self.joined and (stock.__name__ == "cuda" or _names_gpu(*args[:1], kwargs.get("device"))):
+                self.use()
+                return getattr(tensor, stock.__name__)(*args, **kwargs)  # the rank's
+            return stock(tensor, *args, **kwargs)
+
+        return moved
+
     def before(self, stock: Callable[..., object]) -> Callable[..., Any]:
         """``init_process_group``, before which the process learns that it is a rank."""
 
         @functools.wraps(stock)
         def init_process_group(*args: object, **kwargs: object) -> Any:
-            who = _who(stock, args, kwargs)
-            if self._join is not None and who is not None and not threads_as_ranks.are_installed():
-                self._become(*who)
+            who, join = _who(stock, args, kwargs), self._join
+            if self._is_alone and who is not None and who[1] > 1:
+                raise KernbenchError(_ALONE.format(*who))
+            if join is not None and who is not None and not threads_as_ranks.are_installed():
+                self._become(functools.partial(join, *who))
             return stock(*args, **kwargs)
 
         return init_process_group
 
-    def _become(self, rank: int, size: int) -> None:
-        assert self._join is not None
-        join, self._join = self._join, None
+    def _become(self, join: Callable[[], None]) -> None:
+        self._join = None
         replaced = [*_replaced_by_programs()]
-        join(rank, size)
+        join()
         self.joined = True
         for module, name, function in replaced:
             setattr(module, name, function)
         if self.device is not None:
             torch.cuda.set_device(self.device)
+
+
+def _names_gpu(*devices: object) -> bool:
+    """Whether one of these, if it is a device, is a GPU."""
+    return any(
+        device.partition(":")[0] == "cuda" if isinstance(device, str) else getattr(device, "type", "") == "cuda"
+        for device in devices
+    )
 
 
 def _names_of_ranks() -> Any:

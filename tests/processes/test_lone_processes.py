@@ -1,0 +1,145 @@
+"""Processes that use a GPU and are no ranks: workers of pools, programs that others start. Each has a GPU of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernbench.trace.process_figures import ProcessFigures, process_lines, read, written
+
+RUN = [sys.executable, "-m", "kernbench", "run", "--system", "dgx_h100"]
+ENVIRON = {name: value for name, value in os.environ.items() if name != "CI"} | {"PYTHONPATH": os.getcwd()}
+
+WORKERS = """
+import multiprocessing, os, queue, subprocess, sys, torch
+from concurrent.futures import ProcessPoolExecutor
+
+def work(i):
+    torch.cuda.set_device(i % torch.cuda.device_count())
+    layer = torch.nn.Linear(4, 4).cuda()
+    with torch.no_grad():
+        layer.weight.fill_(i), layer.bias.zero_()
+    return layer(torch.ones(4, device="cuda")).sum().item(), str(layer.weight.device)
+
+def serve(tasks, answers):
+    while (task := tasks.get()) is not None:
+        answers.put(work(task))
+
+def fill(i):
+    try:
+        torch.empty(100 << 30, dtype=torch.uint8, device="cuda")
+    except torch.OutOfMemoryError as error:
+        return str(error)[:21]
+
+def meet(rank):
+    import torch.distributed as dist
+    torch.ones(2).to("cuda")
+    try:
+        dist.init_process_group("nccl", "tcp://localhost:29501", rank=rank, world_size=2)
+    except Exception as error:
+        return str(error)[:54]
+
+if __name__ == "__main__":
+    context = multiprocessing.get_context("spawn")
+    with context.Pool(2) as pool:
+        print("pool", sorted(pool.map(work, range(3), chunksize=1)))
+        print(pool.apply(fill, (0,)), "|", pool.apply(meet, (1,)))
+    with ProcessPoolExecutor(1, mp_context=context) as executor:
+        print("executor", executor.submit(work, 5).result())
+    tasks, answers = context.Queue(), context.Queue()
+    served = context.Process(target=serve, args=(tasks, answers), name="server")
+    served.start()
+    for i in (1, 2):
+        tasks.put(i)
+    print("queue", [answers.get(timeout=300) for _ in range(2)])
+    tasks.put(None)
+    served.join()
+    other = "import torch; print(torch.cuda.is_available(), torch.ones(2, device='cuda').sum().item())"
+    ended = subprocess.run([sys.executable, "-c", other], capture_output=True, text=True)
+    print("other", ended.stdout.split(), served.exitcode)
+"""
+
+
+def _run(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*RUN, *arguments], cwd=folder, env=ENVIRON, capture_output=True, text=True, timeout=400)
+
+
+@pytest.mark.long  # ten processes that import torch
+@pytest.mark.parametrize("how", [[], ["--isolation", "process"], ["--nproc-per-node", "1"], ["--", sys.executable]])
+def test_workers_have_gpus_of_their_own(how: list[str], tmp_path: Path) -> None:
+    (tmp_path / "workers.py").write_text(WORKERS)
+    ended = _run(["--json", "result.json", *how, "workers.py"], tmp_path)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    prefix = "[rank0] " if "--nproc-per-node" in how else ""
+    said = [line.removeprefix(prefix) for line in ended.stdout.splitlines()]
+    on = [(4.0 * 4 * i, f"cuda:{i}") for i in range(6)]
+    assert said[:5] == [
+        f"pool {on[:3]}",
+        "CUDA out of memory. T | init_process_group(rank=1, world_size=2): this process",
+        f"executor {on[5]}",
+        f"queue {on[1:3]}",
+        "other ['True', '2.0'] 0",
+    ]
+    found = json.loads((tmp_path / "result.json").read_text())["processes"]
+    assert all(each["ended"] and each["seconds"] > 0 for each in found if each["name"] != "python"), found
+    assert {"SpawnPoolWorker-1", "server", "python"} <= {each["name"] for each in found}
+    assert f"{len(found)} processes with a GPU of their own" in ended.stdout
+    assert "have a clock each" in ended.stdout
+
+
+def test_a_program_without_ranks_behind_dashes_has_a_gpu(tmp_path: Path) -> None:
+    (tmp_path / "one.py").write_text(
+        "import torch, subprocess, sys\nx = torch.ones(1 << 20).cuda()\nx += 1\ntorch.cuda.synchronize()\n"
+        "print(x.sum().item(), torch.cuda.get_device_name())\n"
+        "if len(sys.argv) == 1:\n"
+        "    print(subprocess.run([sys.executable, 'one.py', 'again'], capture_output=True).stdout.decode())\n"
+    )
+    ended = _run(["--no-data", "--", sys.executable, "one.py"], tmp_path)
+    assert ended.returncode == 0, ended.stderr
+    first, second = (line for line in ended.stdout.splitlines() if line.endswith("NVIDIA H100 80GB HBM3"))
+    assert first == second
+    lines = [line for line in ended.stdout.splitlines() if line.startswith("one.py ")]
+    assert len(lines) == 2
+    assert lines[0].split()[1:] == lines[1].split()[1:]  # the same program takes the same time
+    assert "2 processes with a GPU of their own" in ended.stdout
+
+
+def test_a_process_that_is_killed_has_no_figures(tmp_path: Path) -> None:
+    (tmp_path / "killed.py").write_text(
+        "import os, signal, torch\ntorch.ones(2).cuda()\nos.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    ended = _run(["--", sys.executable, "killed.py"], tmp_path)
+    assert ended.returncode == 137
+    assert "no figures of 1 process: killed, or still running" in ended.stdout
+
+
+def test_one_that_is_terminated_has_figures_and_ends_by_the_signal(tmp_path: Path) -> None:
+    (tmp_path / "ended.py").write_text(
+        "import os, signal, torch\ntorch.ones(2).cuda()\nos.kill(os.getpid(), signal.SIGTERM)\nprint('goes on')\n"
+    )
+    (tmp_path / "start.py").write_text(
+        "import subprocess, sys\nprint(subprocess.run([sys.executable, 'ended.py']).returncode)\n"
+    )
+    ended = _run(["--", sys.executable, "start.py"], tmp_path)
+    assert ended.stdout.splitlines()[0] == "-15"
+    assert "ended.py " in ended.stdout
+    assert "no figures" not in ended.stdout
+
+
+def test_lines_that_no_process_has_written_are_left_out() -> None:
+    begun = ProcessFigures(name="b", pid=2)
+    ended = ProcessFigures(name="a", pid=1, ended=True, seconds=0.5, compute=0.25, idle=0.25, notes=("assumed",))
+    lines = b"".join([written(begun), b"[" * 10_000 + b"\n", b"\xff\n", b'{"name": 1}\n', written(ended)])
+    assert read(lines) == [ended, begun]
+    said = [*process_lines([ended, begun])]
+    assert said[0] == "\n2 processes with a GPU of their own"
+    shares = "compute 50.0%, comm 0.0%, idle 50.0%, host 0.0%"
+    assert said[1] == f"a     500.0000 ms: {shares}; 0.00 GiB allocated on GPU 0"
+    assert said[2] == "no figures of 1 process: killed, or still running"
+    assert said[-1] == "assumed"
+    assert not [*process_lines([])]
