@@ -28,7 +28,7 @@ from kernbench.torch_backend.environment import Environment
 from kernbench.torch_backend.features.optimizer_steps import OptimizerSteps
 from kernbench.torch_backend.gpu.device.devices import HostDevices
 from kernbench.torch_backend.gpu.device.visible_devices import visible_first
-from kernbench.torch_backend.process_groups import stores
+from kernbench.torch_backend.process_groups import late_joining, stores
 from kernbench.torch_backend.rank_state import late_calls, thread_waits
 from kernbench.torch_backend.rank_state.greenlets import GreenletEnvironment
 from kernbench.torch_backend.rank_state.interpreter import InterpreterState
@@ -197,6 +197,7 @@ class Multiprocessing:
 
     def _open(self, environment: Environment | GreenletEnvironment) -> None:
         """Have torch as it is for ranks, until the world is closed."""
+        late_joining.simulates()
         optimizers = OptimizerSteps(self._simulation)
         self._simulation.world.closers += [self._distributed.close, environment.close, optimizers.close]
         environment.open()

@@ -143,3 +143,26 @@ def test_lines_that_no_process_has_written_are_left_out() -> None:
     assert said[2] == "no figures of 1 process: killed, or still running"
     assert said[-1] == "assumed"
     assert not [*process_lines([])]
+
+
+def test_what_simulates_itself_is_no_rank_of_another_simulation(tmp_path: Path) -> None:
+    """A program that runs kernbench's command, or opens a simulation, under ``kernbench run``."""
+    (tmp_path / "inner.py").write_text(
+        "import torch, torch.distributed as dist\ndist.init_process_group('nccl')\n"
+        "x = torch.ones(2, device='cuda')\ndist.all_reduce(x)\nprint('sum', x.sum().item(), flush=True)\n"
+    )
+    (tmp_path / "command.py").write_text(
+        "import subprocess, sys, torch\n"
+        "command = [sys.executable, '-m', 'kernbench', 'run', '--system', 'dgx_h100', '--nproc-per-node', '2', 'inner.py']\n"
+        "subprocess.run(command, check=True)\n"
+    )
+    (tmp_path / "library.py").write_text(
+        "import torch, kernbench, torch.distributed as dist\n"
+        "def work(rank):\n    dist.init_process_group('nccl', world_size=2, rank=rank)\n"
+        "    x = torch.ones(2, device='cuda')\n    dist.all_reduce(x)\n    print('sum', x.sum().item())\n"
+        "with kernbench.simulate('dgx_h100') as ctx:\n    ctx.multiprocessing.spawn(work, (), nprocs=2)\n"
+    )
+    for how in (["command.py"], ["--", sys.executable, "command.py"], ["--", sys.executable, "library.py"]):
+        ended = _run(how, tmp_path)
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stdout.count("sum 4.0") == 2, (how, ended.stdout)

@@ -49,6 +49,9 @@ RELIES_ON = (
 
 Join = Callable[[int, int], None]
 
+_here: list[_Waiting] = []
+"""What this process may turn out to be."""
+
 _NO_RANK_YET = (
     "a GPU is used by a process that is no rank yet: a process under 'kernbench run -- COMMAND' is one from "
     "init_process_group on, or from the start if RANK and WORLD_SIZE are set (0 and 1: one by itself)"
@@ -79,6 +82,7 @@ def install(
         be_alone: called when a GPU is used by a process of which that is not known: gives it one of its own. None: refused.
     """
     waiting = _Waiting(join, named, gpus, be_alone)
+    _here.append(waiting)
     for owner, name, value in _told(waiting, properties, cuda):
         setattr(owner, name, value)
     stock: Any = torch.distributed.init_process_group
@@ -87,6 +91,12 @@ def install(
         module = sys.modules.get(owner_name)
         if module is not None and vars(module).get("init_process_group") is stock:
             vars(module)["init_process_group"] = init_process_group
+
+
+def simulates() -> None:
+    """This process simulates ranks: it has GPUs while it does, and is none of another simulation. Idempotent."""
+    for waiting in _here:
+        waiting.leave()
 
 
 def _told(
@@ -209,6 +219,11 @@ class _Waiting:
             self._is_alone = True
         else:
             raise KernbenchError(_NO_RANK_YET)
+
+    def leave(self) -> None:
+        """It turns out to be no rank of a simulation elsewhere."""
+        self._join = None
+        self.joined = True
 
     def raw_stream(self, device: int = 0) -> int:
         """``torch._C._cuda_getCurrentRawStream``, which a build without CUDA does not have."""
