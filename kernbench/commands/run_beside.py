@@ -14,9 +14,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import kernbench
-from kernbench.commands.child_variables import child_variables
 from kernbench.environment_variables import variables_set
 from kernbench.processes.gate import INHERITED, listening
+from kernbench.runtime_api.child_variables import child_variables
 from kernbench.runtime_api.joining import ADDRESS, TAKEN, taken
 from kernbench.runtime_api.start_up import ALONE
 from kernbench.topology import Topology
@@ -53,7 +53,7 @@ class RunBeside:
             pass_fds=[listener.fileno()],
         )  # fmt: skip
         listener.close()
-        values = {ADDRESS: str(address), **child_variables(self._topology)}
+        values = {ADDRESS: str(address), **child_variables(self._topology, os.environ)}
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
             local = os.environ.get("LOCAL_WORLD_SIZE", "")
             values[TAKEN] = taken("", os.environ["RANK"], os.environ["WORLD_SIZE"], local)

@@ -98,12 +98,12 @@ class RankCommand:
     @contextmanager
     def _started(self, address: str, topology: Topology, more: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
         """The command's process, with ``more`` environment variables; it has ended when the block has."""
-        from kernbench.commands.child_variables import child_variables
         from kernbench.driver_tools import inventory
+        from kernbench.runtime_api.child_variables import child_variables
         from kernbench.runtime_api.joining import ADDRESS
 
         environ = {
-            **os.environ, ADDRESS: address, **child_variables(topology), **more, "PATH": _path(os.environ),
+            **os.environ, ADDRESS: address, **child_variables(topology, os.environ), **more, "PATH": _path(os.environ),
         }  # fmt: skip
         if inventory.has_smi(topology):
             environ.update(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from kernbench.child_processes import leaving_none
-from kernbench.commands.child_variables import child_variables
 from kernbench.commands.run_command import GRACE, RankCommand, found
 from kernbench.commands.run_failures import ShownFailures, status_of
 from kernbench.commands.run_options import LIVE
@@ -129,11 +128,11 @@ def run(asked: RunOptions, program: str, args: tuple[str, ...], variables: dict[
         ExitStack() as stack,
     ):
         stack.enter_context(standing_in(asked.stand_ins))
-        lone = _lone_processes(handle.path, asked, given)
-        stack.callback(lone.close)
+        lone = stack.enter_context(closing(LoneProcesses(handle.path, {"nodes": asked.nodes, **given})))
         if starter is None:
-            stack.enter_context(variables_set(child_variables(handle.topology_obj)))
-        stack.enter_context(variables_set(lone.variables))
+            ctx.multiprocessing.of_children = lone.variables_of(handle.topology_obj)
+        else:
+            stack.enter_context(variables_set(lone.variables))
         if reports and asked.isolation == "carrier" and starter is None:
             ctx.simulation.describe_operations()
         if live is not None:
@@ -255,12 +254,6 @@ def _beside(ctx: RuntimeContext, system: Path, asked: RunOptions) -> RunBeside |
         return None
     told = command_line(replace(asked, system=str(system)), ("system", "nodes", *SIMULATED))
     return RunBeside([*told, *([] if asked.summary else ["--no-summary"])], ctx.topology)
-
-
-def _lone_processes(system: Path, asked: RunOptions, given: Mapping[str, Any]) -> LoneProcesses:
-    """Those that the program starts. They raise at races, and collect none; they are no ranks, of which some are slower."""
-    races = "error" if asked.races == "error" else "off"
-    return LoneProcesses(system, {"nodes": asked.nodes, **given, "races": races, "stragglers": None})
 
 
 def _is_command(program: str) -> bool:

@@ -14,7 +14,7 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from types import TracebackType
 from typing import Any
 
@@ -25,9 +25,11 @@ from kernbench.driver_tools.inventory import has_smi
 from kernbench.errors import KernbenchError
 from kernbench.runtime_api import started_processes
 from kernbench.runtime_api.context import RuntimeContext, simulate
+from kernbench.runtime_api.lone_processes import LoneProcesses
 from kernbench.runtime_api.multiprocessing import Multiprocessing, SpawnCall
 from kernbench.runtime_api.process_context import ProcessContext
 from kernbench.runtime_api.spawned_ranks import with_arguments
+from kernbench.runtime_api.start_up import ALONE
 from kernbench.scheduler import Rank
 from kernbench.scheduler.carrier import Carrier, current_carrier
 from kernbench.scheduler.host_effects import start_thread
@@ -37,6 +39,7 @@ from kernbench.topology import TopologyHandle
 from kernbench.torch_backend.environment import Environment
 from kernbench.torch_backend.gpu.kernels import program_kernels
 from kernbench.torch_backend.patches import Patches
+from kernbench.trace.process_figures import OWN_CLOCKS
 
 DRIVER_THREAD = "kernbench-driver"
 
@@ -201,11 +204,14 @@ def simulated_gpu(system: str | TopologyHandle = "dgx_h100", **options: Any) -> 
         KernbenchError: in a rank, which has a GPU already.
     """
     patches = Patches()
-    with simulate(system, **options) as ctx:
-        adoption = Adoption(ctx.simulation, ctx.multiprocessing)
-        started_processes.install(patches, ctx.simulation.remarks.setdefault, with_arguments(adoption.spawn))
-        try:
-            with adoption:
-                yield ctx
-        finally:
-            patches.undo()
+    with simulate(system, **options) as ctx, ExitStack() as stack:
+        adoption, remark = Adoption(ctx.simulation, ctx.multiprocessing), ctx.simulation.remarks.setdefault
+        if not isinstance(system, TopologyHandle):  # which may be of no file
+            found = stack.enter_context(closing(LoneProcesses(system, options)))
+            ctx.multiprocessing.of_children = found.variables_of(ctx.topology)
+            stack.callback(lambda: remark(OWN_CLOCKS) if found.figures() else None)
+        lone = not isinstance(system, TopologyHandle) or ALONE in os.environ  # as its own children are
+        started_processes.install(patches, remark, with_arguments(adoption.spawn), lone=lone)
+        stack.callback(patches.undo)
+        with adoption:
+            yield ctx

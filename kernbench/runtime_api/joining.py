@@ -10,7 +10,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,18 +17,10 @@ import torch
 from kernbench.driver_tools.before_joining import let_load_nvml
 from kernbench.errors import KernbenchError
 from kernbench.input_files import whole_number
-from kernbench.runtime_api import lone_processes, start_up
+from kernbench.runtime_api import being_alone
+from kernbench.runtime_api.node_variables import CUDA, GPUS, PROPERTIES
 from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus
 from kernbench.torch_backend.process_groups import late_joining
-
-GPUS = "KERNBENCH_GPUS"
-"""The environment variable that says which GPUs a node has: JSON of :class:`.NodeGpus`."""
-
-PROPERTIES = "KERNBENCH_GPU_PROPERTIES"
-"""The environment variable that says what a GPU is: JSON of what ``torch.cuda.get_device_properties`` gives."""
-
-CUDA = "KERNBENCH_CUDA_VERSION"
-"""The environment variable that says what ``torch.version.cuda`` is, if the GPUs have CUDA."""
 
 TAKEN = "KERNBENCH_RANK"
 """The environment variable in which a rank tells the processes that it starts which rank is taken, and of which simulation: its
@@ -43,26 +34,6 @@ ADDRESS = "KERNBENCH_JOIN"
 
 _joined: list[object] = []
 """The context of the simulation that this process is a rank of."""
-
-
-def variables_of(
-    gpus: NodeGpus,
-    environ: Mapping[str, str],
-    properties: Mapping[str, object] | None = None,
-    cuda: str | None = None,
-) -> dict[str, str]:
-    """Environment variables of processes that may use a simulated GPU, besides those that are set in ``environ``. One that is
-    to join a simulation has :data:`ADDRESS` of it, too.
-
-    Args:
-        gpus: of a node.
-        properties: of a GPU, which processes may ask for before they join.
-        cuda: version of CUDA, as above.
-    """
-    here = str(Path(start_up.__file__).parent)
-    path = [here, *(each for each in environ.get("PYTHONPATH", "").split(os.pathsep) if each not in ("", here))]
-    told = {PROPERTIES: json.dumps(dict(properties or {}), default=str), **({} if cuda is None else {CUDA: cuda})}
-    return {GPUS: json.dumps(gpus), "PYTHONPATH": os.pathsep.join(path), **told}
 
 
 def taken(address: str, rank: int | str, size: int | str, local: str) -> str:
@@ -97,7 +68,7 @@ def at_import_of_torch(generators: Generators) -> None:
     let_load_nvml()
     late_joining.install(
         lambda rank, size: _join_late(rank, size, _used(generators)), _named, gpus, properties, os.environ.get(CUDA),
-        lone_processes.begin if lone_processes.may_begin() else None,
+        being_alone.begin if being_alone.may_begin() else None,
     )  # fmt: skip
 
 

@@ -175,7 +175,7 @@ def run_ranks(
     if isolation == "process":
         import torch.distributed.fsdp  # noqa: F401  what many programs import, and takes long: once, not in every rank
     remark = ctx.simulation.remarks.setdefault
-    started_processes.install(patches, remark, with_arguments(ctx.multiprocessing.spawn))
+    started_processes.install(patches, remark, with_arguments(ctx.multiprocessing.spawn), lone=True)
     ctx.multiprocessing.configure = configure
     try:
         with (
@@ -224,7 +224,7 @@ def run_once(
         loaded=loaded,
         remark=remark,
     )
-    started_processes.install(patches, remark, spawned.spawn, let_join)
+    started_processes.install(patches, remark, spawned.spawn, let_join, lone=True)
     try:
         with (
             _as_started(program),

@@ -1,50 +1,53 @@
 """Processes that use a GPU and are no ranks: workers of a pool, a program that another one starts.
 
 Each has a simulation of its own, from its first use of a GPU until it ends: it is rank 0 of a world of one, where it stands
-(:mod:`kernbench.runtime_api.adoption`). :class:`LoneProcesses` is the side of the run that starts them; :data:`.ALONE` says
-what they simulate, and where they write their figures: a file that no folder has.
+(:mod:`kernbench.runtime_api.being_alone`). What its environment says of that comes from here, and here its figures arrive: in a
+file that no folder has.
 """
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import ctypes
 import json
-import multiprocessing
 import os
-import signal
-import sys
-import threading
 from collections.abc import Callable, Mapping
-from multiprocessing.process import parent_process
-from multiprocessing.util import Finalize
 from pathlib import Path
 from typing import Any
 
+from kernbench.runtime_api.child_variables import child_variables
 from kernbench.runtime_api.start_up import ALONE
-from kernbench.trace.process_figures import ProcessFigures, read, written
+from kernbench.topology import Topology
+from kernbench.trace.process_figures import ProcessFigures, read
 
-_LAST = -1000
-"""Priority of what is done at the end of a process of multiprocessing, after all else."""
-
-_begun: list[object] = []
-"""What keeps this process's simulation open."""
+_OPTIONS = (
+    "nodes", "seed", "enable_data", "unknown", "memory_limit", "exact_dtype", "fill_uninitialized", "memory", "jitter",
+)  # fmt: skip
+"""Options of a simulation that hold for the simulations of these processes. They are no ranks, of which some are slower."""
 
 
 class LoneProcesses:
-    """Those that a run's program starts, from the run's side.
+    """Those that a program starts, from the side of its simulation.
 
     Args:
-        system: the file that describes it.
-        options: of :func:`kernbench.simulate`, besides.
+        system: name of a shipped system, or the path of a file.
+        options: of :func:`kernbench.simulate`. Races are an error, or are not looked for: they are not collected.
     """
 
-    def __init__(self, system: Path, options: Mapping[str, Any]) -> None:
+    def __init__(self, system: str | Path, options: Mapping[str, Any]) -> None:
+        told = {name: options[name] for name in _OPTIONS if name in options}
+        if options.get("races") in ("error", True):
+            told["races"] = "error"
+        place = os.path.abspath(system) if os.path.exists(system) else str(system)
         self._file = os.memfd_create("kernbench-figures")
-        self._told = json.dumps(
-            {"system": str(system), "options": dict(options), "figures": f"/proc/{os.getpid()}/fd/{self._file}"}
-        )
+        self._told = json.dumps({"system": place, "options": told, "figures": f"/proc/{os.getpid()}/fd/{self._file}"})
+
+    def variables_of(self, topology: Topology) -> Callable[[Mapping[str, str]], dict[str, str]]:
+        """What else the environment says of a process that is started with these variables."""
+
+        def of_children(environ: Mapping[str, str]) -> dict[str, str]:
+            return {**child_variables(topology, environ), **self.variables}
+
+        return of_children
 
     @property
     def variables(self) -> dict[str, str]:
@@ -60,86 +63,3 @@ class LoneProcesses:
         """None writes any more. Idempotent."""
         with contextlib.suppress(OSError):
             os.close(self._file)
-
-
-def may_begin() -> bool:
-    """Whether this process may have a GPU of its own."""
-    return bool(os.environ.get(ALONE))
-
-
-def begin() -> None:
-    """From here on, until it ends, this process has one.
-
-    Raises what :func:`kernbench.simulated_gpu` does.
-    """
-    from kernbench.processes import companion_waits
-
-    companion_waits.end()
-    # here: a process that uses no GPU does without the simulation's code
-    from kernbench.runtime_api.adoption import simulated_gpu
-
-    told = json.loads(os.environ[ALONE])
-    file = _opened(told["figures"])
-    me = ProcessFigures(name=_name(), pid=os.getpid())
-    _write(file, me)
-    opened = simulated_gpu(told["system"], **told["options"])
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(opened))  # closed at the end alone: torch is the GPU's until then
-    done: list[bool] = []
-
-    def tell() -> None:
-        if os.getpid() == me.pid and not done:  # a fork of it has none
-            done.append(True)
-            _write(file, ProcessFigures.of(ctx.simulation, me.name, me.pid))
-
-    def end() -> None:
-        if os.getpid() == me.pid:
-            try:
-                opened.__exit__(None, None, None)
-            finally:
-                tell()
-
-    _tell_when_terminated(tell)
-    ctx = opened.__enter__()
-    ctx.simulation.threads.has_others = lambda: True  # whatever has started it
-    _begun.append(ctx)
-    if parent_process() is None:
-        atexit.register(end)
-    else:  # one of multiprocessing's, which may end without what atexit does
-        Finalize(None, end, exitpriority=_LAST)
-
-
-def _name() -> str:
-    """This process in the summary."""
-    if parent_process() is not None:
-        return multiprocessing.current_process().name
-    return Path(sys.argv[0]).name if sys.argv and sys.argv[0] not in ("", "-c") else "python"
-
-
-def _opened(path: str) -> int | None:
-    """The file of figures; None if the run has ended, or is not of this machine."""
-    with contextlib.suppress(OSError):
-        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-    return None
-
-
-def _write(file: int | None, figures: ProcessFigures) -> None:
-    if file is not None:
-        with contextlib.suppress(OSError):
-            os.write(file, written(figures))  # at once: lines of several processes stay whole
-
-
-def _tell_when_terminated(tell: Callable[[], None]) -> None:
-    """A pool ends its workers by SIGTERM: they tell their figures before they end by it, unless the program handles it."""
-    ours = threading.current_thread() is threading.main_thread()
-    if not ours or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        return
-
-    handle, kill = signal.signal, os.kill  # the process's, and not those that a rank has
-
-    def terminated(number: int, frame: object) -> None:
-        handle(number, signal.SIG_DFL)
-        with contextlib.suppress(Exception):
-            tell()
-        kill(os.getpid(), number)
-
-    handle(signal.SIGTERM, terminated)

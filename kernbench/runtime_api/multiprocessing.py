@@ -66,6 +66,7 @@ class Multiprocessing:
     Attributes:
         configure: receives the environment of carriers before it is opened.
         most: ranks that a spawn may have; None: as many as there are SIPs.
+        of_children: what else the environment of a process says that ranks start with these variables.
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class Multiprocessing:
         self._unjoined: ProcessContext | None = None
         self.most: int | None = None
         self.configure: Callable[[Environment], None] | None = None
+        self.of_children: Callable[[Mapping[str, str]], Mapping[str, str]] = lambda environ: {}
 
     def spawn(
         self,
@@ -176,6 +178,7 @@ class Multiprocessing:
         else:
             modules = program.per_rank_modules if program.isolation == "carrier" else ()
             environment = Environment(self._devices, self._tools(), modules)
+            self._tell_children(environment, self.of_children)
             if self.configure is not None:
                 self.configure(environment)
         self._open(environment)
@@ -242,10 +245,14 @@ class Multiprocessing:
         self._simulation.world.apart = True
         environment = Environment(self._devices, self._tools(), alone=True)
         environment.state.variables = lambda rank: {}  # it has those that it was started with
-        told = environment.state.of_children
-        environment.state.of_children = lambda environ: {**told(environ), **(of_children or {})}
+        self._tell_children(environment, lambda environ: of_children or {})
         self._open(environment)
         join(seat, self._simulation, environment, stores.innermost(), keep)
+
+    @staticmethod
+    def _tell_children(environment: Environment, more: Callable[[Mapping[str, str]], Mapping[str, str]]) -> None:
+        told = environment.state.of_children
+        environment.state.of_children = lambda environ: {**told(environ), **more(environ)}
 
     def require_joined(self, nprocs: int, local_size: int = 0) -> None:
         """Raise :class:`ConfigError` if ``nprocs`` ranks that join cannot be had, ``local_size`` of them on a node (0: any)."""

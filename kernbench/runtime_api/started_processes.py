@@ -8,7 +8,6 @@ import functools
 import inspect
 import multiprocessing
 import multiprocessing.process
-import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +15,6 @@ from typing import Any
 import torch.multiprocessing
 
 from kernbench.errors import KernbenchError
-from kernbench.runtime_api.start_up import ALONE
 from kernbench.scheduler.host_effects import with_room
 from kernbench.torch_backend.patches import Patches
 
@@ -35,12 +33,14 @@ def install(
     remark: Callable[[str], object],
     spawn: Callable[..., object],
     let_join: Callable[[], None] | None = None,
+    *,
+    lone: bool = False,
 ) -> None:
     """What starts processes in a program makes simulated ranks (``spawn``), or a remark: a sentence for each function of the
     program that it has run in a process.
 
     ``let_join`` is called before one is started that is no fork: its environment may then name a simulation to join. None: it
-    cannot.
+    cannot. ``lone``: whether such processes have GPUs of their own.
     """
 
     for name in ("spawn", "start_processes"):
@@ -61,7 +61,7 @@ def install(
                     f"processes that the program starts itself, running {name}: ranks among them have a simulation of their "
                     "own, whose summary stands above this one; what is written to files is of this one"
                 )
-            elif _method(self) == "fork" or ALONE not in os.environ:
+            elif _method(self) == "fork" or not lone:
                 remark(
                     f"not simulated: processes that the program starts itself, running {name}: they have no "
                     "simulated GPU, and no rank meets them (torch.multiprocessing.spawn and --nproc-per-node make ranks; "

@@ -166,3 +166,19 @@ def test_what_simulates_itself_is_no_rank_of_another_simulation(tmp_path: Path) 
         ended = _run(how, tmp_path)
         assert ended.returncode == 0, ended.stderr
         assert ended.stdout.count("sum 4.0") == 2, (how, ended.stdout)
+
+
+def test_workers_of_a_block_with_a_gpu(tmp_path: Path) -> None:
+    (tmp_path / "block.py").write_text(
+        "import kernbench, os, torch, multiprocessing\n"
+        "def work(i):\n    return torch.full((3,), float(i)).cuda().sum().item()\n"
+        "if __name__ == '__main__':\n"
+        "    with kernbench.simulated_gpu('dgx_h100') as ctx:\n"
+        "        with multiprocessing.get_context('spawn').Pool(1) as pool:\n"
+        "            print(torch.ones(3).cuda().sum().item(), pool.map(work, range(3)))\n"
+        "    print([each[:21] for each in ctx.simulation.remarks], 'KERNBENCH_ALONE' in os.environ)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "block.py"], cwd=tmp_path, env=ENVIRON, capture_output=True, text=True, timeout=300
+    )
+    assert ended.stdout.splitlines() == ["3.0 [0.0, 3.0, 6.0]", "['processes that are no'] False"], ended.stderr

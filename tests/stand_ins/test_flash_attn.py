@@ -15,7 +15,8 @@ import torch
 
 import kernbench
 from kernbench.errors import ConfigError
-from kernbench.runtime_api.joining import variables_of
+from kernbench.runtime_api.joining import ADDRESS
+from kernbench.runtime_api.node_variables import variables_of
 from kernbench.stand_ins import AUTO, TOLD, standing_in
 from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus
 
@@ -244,7 +245,7 @@ def test_it_is_found_as_a_release_and_gone_afterwards():
 
 def test_processes_of_a_command_find_it():
     with standing_in(["flash_attn"]):
-        environ = {**os.environ, **variables_of("nobody", NodeGpus(8), os.environ)}
+        environ = {**os.environ, **variables_of(NodeGpus(8), os.environ), ADDRESS: "nobody"}
         look = "from importlib import metadata, util; print(util.find_spec('flash_attn').name, metadata.version('flash-attn'))"
         found = subprocess.run([sys.executable, "-c", look], env=environ, capture_output=True, text=True, check=True)
     assert found.stdout == "flash_attn 2.8.3\n"
