@@ -27,8 +27,9 @@ RELIES_ON = (
 )  # fmt: skip
 
 _BETWEEN_PROCESSES = (
-    "a tensor of a GPU was sent to another process (CUDA's IPC), which is modelled between ranks of one process: run with "
-    "--isolation carrier (isolation='carrier'), or send tensor.cpu()"
+    "a tensor of a GPU was sent to another process (CUDA's IPC), which is modelled between ranks of one process, as "
+    "torch.multiprocessing.spawn makes them with --isolation carrier (isolation='carrier'): make the processes so, or send "
+    "tensor.cpu()"
 )
 
 _numbers = itertools.count()
