@@ -147,3 +147,11 @@ def groups_ended_in_another_order(fixed: bool) -> None:
             dist.all_reduce(torch.ones(1, device="cuda"), group=mesh.get_group(axis))
     torch.cuda.synchronize()
     dist.destroy_process_group()
+
+
+def buffer_left_on_the_host(fixed: bool) -> None:
+    """A table of positions stays out of the module's moves: DDP gives all ranks the buffers of rank 0."""
+    model = nn.Linear(8, 8).cuda().bfloat16()
+    model.register_buffer("positions", torch.ones(8, device="cuda" if fixed else "cpu"))
+    model = DistributedDataParallel(model)
+    model(torch.ones(2, 8, device="cuda", dtype=torch.bfloat16)).sum().backward()

@@ -125,6 +125,8 @@ BUGS = (
     Bug(calls.result_left_out_of_a_static_graph, "pytorch/pytorch#97030", RuntimeError, "static_graph", mark=""),
     Bug(calls.gradients_that_no_hook_sees, "pytorch/pytorch#47562", None),
     Bug(calls.groups_ended_in_another_order, "pytorch/pytorch#190396", None, ranks=4),
+    Bug(calls.buffer_left_on_the_host, "pytorch/pytorch#109103", RuntimeError, "No backend type associated with device",
+        mark=""),
     Bug(streams.scaled_before_it_is_summed, "OpenNMT/OpenNMT-py#2295", _RACE, "call wait() on the work", races=True),
     Bug(streams.clones_gathered_by_another_stream, "pytorch/pytorch#197827", _RACE, "wait_stream", races=True, ranks=1),
     Bug(streams.sum_waited_for_on_another_stream, "pytorch/pytorch#145713", _RACE, "read after write", races=True),
