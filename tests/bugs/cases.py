@@ -112,6 +112,8 @@ BUGS = (
     Bug(one.weights_dropped_while_they_are_copied, "meta-pytorch/torchrec#4218", _RACE, "record_stream() on the tensor for",
         races=True, ranks=1),
     Bug(one.copy_that_is_asked_for_too_seldom, "sgl-project/sglang#16493", _RACE, "read after write", races=True, ranks=1),
+    Bug(one.launched_on_the_current_gpu, "triton-lang/triton#2925", ValueError, "cannot be accessed from Triton (cpu tensor?)",
+        mark="", ranks=1),
     Bug(calls.buffers_in_another_order, "verl-project/verl#6365", _MISMATCH, "(shape differ)"),
     Bug(calls.best_loss_that_one_rank_knows, "pytorch/pytorch#77562", _MISMATCH, "rank 1: barrier"),
     Bug(calls.step_of_ranks_without_overflow, "facebookresearch/fairscale#754", _MISMATCH, "rank 0: broadcast"),
