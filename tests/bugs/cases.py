@@ -129,6 +129,7 @@ BUGS = (
     Bug(calls.groups_ended_in_another_order, "pytorch/pytorch#190396", None, ranks=4),
     Bug(calls.buffer_left_on_the_host, "pytorch/pytorch#109103", RuntimeError, "No backend type associated with device",
         mark=""),
+    Bug(calls.tokens_exchanged_in_place, "NVIDIA/nccl#1839", None, remark="writes its output over its input"),
     Bug(streams.scaled_before_it_is_summed, "OpenNMT/OpenNMT-py#2295", _RACE, "call wait() on the work", races=True),
     Bug(streams.clones_gathered_by_another_stream, "pytorch/pytorch#197827", _RACE, "wait_stream", races=True, ranks=1),
     Bug(streams.sum_waited_for_on_another_stream, "pytorch/pytorch#145713", _RACE, "read after write", races=True),
