@@ -204,7 +204,7 @@ class KernelLauncher:
             return [each.flat(torch.uint8) for each in find_all(list(addresses), self.memory)]
 
     def _require_reach(self, launch: Launch, tensors: Sequence[torch.Tensor]) -> None:
-        """Raise ValueError, as Triton does, unless the current GPU reaches all tensors of a launch (the context's are anywhere).
+        """Raise Triton's ValueError unless the current GPU reaches all tensors of a launch (the context's are anywhere).
 
         In a program with GPUs none is in the host's memory that is not pinned, nor another GPU's without access to it."""
         host = self.hosts.current()

@@ -1,7 +1,7 @@
 """Collectives of NCCL whose result lies over what they are given.
 
 NCCL takes a rank's own part where the whole has it: of an all-gather's output, of a reduce-scatter's input. Elsewhere, and in
-an exchange of messages always, parts are received over what is still to be sent (NCCL's page on in-place operations; NVIDIA/nccl
+an exchange of messages always, parts are received over what is still to be sent (NCCL's page on in-place operations; nccl
 1839, nccl-tests 261, tensorflow 60001). What that gives is not defined; here nothing is written before it is read.
 """
 
@@ -22,11 +22,7 @@ def look(simulation: Simulation, op: str, part: torch.Tensor, whole: torch.Tenso
         return
     distance = part.storage_offset() - whole.storage_offset()
     if distance != rank * part.numel() and -part.numel() < distance < whole.numel():
-        _say(
-            simulation,
-            op,
-            f"this rank's part is {distance} elements behind the whole, and must be {rank * part.numel()}",
-        )
+        _say(simulation, op, "a rank's part must be where it is in the whole, and this is at another place")
 
 
 def look_at_exchange(simulation: Simulation, received: Sequence[torch.Tensor], sent: Sequence[torch.Tensor]) -> None:
