@@ -139,6 +139,8 @@ BUGS = (
         mark="", ranks=1),
     Bug(streams.workspace_in_the_pool_of_a_graph, "ROCm/aiter#5393", None, ranks=1),
     Bug(streams.color_that_a_capture_keeps, "ROCm/aiter#3928", _RACE, "To order them", mark="pushed", races=True),
+    Bug(streams.duration_asked_for_too_early, "pytorch/pytorch#85796", torch.AcceleratorError, "device not ready", mark="",
+        ranks=1),
     Bug(streams.signal_of_another_group, "pytorch/pytorch#192581", None, remark="'s signal for one of rank", ranks=3),
 )  # fmt: skip
 

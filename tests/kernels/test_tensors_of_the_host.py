@@ -91,3 +91,10 @@ def test_gradients_on_another_gpu() -> None:
         _Scaled.apply(x).backward(torch.ones(8, device="cuda:1"))
         assert x.grad is not None
         assert x.grad.eq(2).all()
+
+
+def test_a_grid_is_of_whole_numbers() -> None:
+    with kernbench.simulated_gpu("dgx_h100"):
+        x = torch.ones(8, device="cuda")
+        with pytest.raises(TypeError, match="'float' object cannot be interpreted as an integer"):
+            _add[1.0,](x, x, x, 8, BLOCK=8)
