@@ -147,3 +147,17 @@ def groups_ended_in_another_order(fixed: bool) -> None:
             dist.all_reduce(torch.ones(1, device="cuda"), group=mesh.get_group(axis))
     torch.cuda.synchronize()
     dist.destroy_process_group()
+
+
+def buffer_left_on_the_host(fixed: bool) -> None:
+    """A table of positions stays out of the module's moves: DDP gives all ranks the buffers of rank 0."""
+    model = nn.Linear(8, 8).cuda().bfloat16()
+    model.register_buffer("positions", torch.ones(8, device="cuda" if fixed else "cpu"))
+    model = DistributedDataParallel(model)
+    model(torch.ones(2, 8, device="cuda", dtype=torch.bfloat16)).sum().backward()
+
+
+def tokens_exchanged_in_place(fixed: bool) -> None:
+    """NCCL exchanges messages, and may receive one where another is still to be sent."""
+    tokens = torch.full((2 * N,), float(dist.get_rank()), device="cuda")
+    dist.all_to_all_single(torch.empty_like(tokens) if fixed else tokens, tokens)  # here

@@ -112,6 +112,8 @@ BUGS = (
     Bug(one.weights_dropped_while_they_are_copied, "meta-pytorch/torchrec#4218", _RACE, "record_stream() on the tensor for",
         races=True, ranks=1),
     Bug(one.copy_that_is_asked_for_too_seldom, "sgl-project/sglang#16493", _RACE, "read after write", races=True, ranks=1),
+    Bug(one.launched_on_the_current_gpu, "triton-lang/triton#2925", ValueError, "cannot be accessed from Triton (cpu tensor?)",
+        mark="", ranks=1),
     Bug(calls.buffers_in_another_order, "verl-project/verl#6365", _MISMATCH, "(shape differ)"),
     Bug(calls.best_loss_that_one_rank_knows, "pytorch/pytorch#77562", _MISMATCH, "rank 1: barrier"),
     Bug(calls.step_of_ranks_without_overflow, "facebookresearch/fairscale#754", _MISMATCH, "rank 0: broadcast"),
@@ -125,6 +127,9 @@ BUGS = (
     Bug(calls.result_left_out_of_a_static_graph, "pytorch/pytorch#97030", RuntimeError, "static_graph", mark=""),
     Bug(calls.gradients_that_no_hook_sees, "pytorch/pytorch#47562", None),
     Bug(calls.groups_ended_in_another_order, "pytorch/pytorch#190396", None, ranks=4),
+    Bug(calls.buffer_left_on_the_host, "pytorch/pytorch#109103", RuntimeError, "No backend type associated with device",
+        mark=""),
+    Bug(calls.tokens_exchanged_in_place, "NVIDIA/nccl#1839", None, remark="writes its output over its input"),
     Bug(streams.scaled_before_it_is_summed, "OpenNMT/OpenNMT-py#2295", _RACE, "call wait() on the work", races=True),
     Bug(streams.clones_gathered_by_another_stream, "pytorch/pytorch#197827", _RACE, "wait_stream", races=True, ranks=1),
     Bug(streams.sum_waited_for_on_another_stream, "pytorch/pytorch#145713", _RACE, "read after write", races=True),
@@ -134,6 +139,8 @@ BUGS = (
         mark="", ranks=1),
     Bug(streams.workspace_in_the_pool_of_a_graph, "ROCm/aiter#5393", None, ranks=1),
     Bug(streams.color_that_a_capture_keeps, "ROCm/aiter#3928", _RACE, "To order them", mark="pushed", races=True),
+    Bug(streams.duration_asked_for_too_early, "pytorch/pytorch#85796", torch.AcceleratorError, "device not ready", mark="",
+        ranks=1),
     Bug(streams.signal_of_another_group, "pytorch/pytorch#192581", None, remark="'s signal for one of rank", ranks=3),
 )  # fmt: skip
 

@@ -281,3 +281,11 @@ def copy_that_is_asked_for_too_seldom(fixed: bool) -> None:
     while not over.query() and fixed:
         pass
     print(host[0].item())  # here
+
+
+def launched_on_the_current_gpu(fixed: bool) -> None:
+    """Triton launches on the current GPU, wherever the tensors are."""
+    counts, ids = torch.zeros(N, dtype=torch.int32, device="cuda:1"), torch.zeros(8, dtype=torch.int32, device="cuda:1")
+    with torch.cuda.device(1 if fixed else 0):
+        _counted[(8,)](ids, counts, ATOMIC=True)
+    torch.cuda.synchronize(1)

@@ -152,3 +152,15 @@ def signal_of_another_group(fixed: bool) -> None:
         second.wait_signal(0, channel=channel)
     torch.cuda.synchronize()
     dist.barrier()
+
+
+def duration_asked_for_too_early(fixed: bool) -> None:
+    """Of events whose later one the GPU has not come to yet."""
+    begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    x = torch.ones(4096, 4096, device="cuda")
+    begin.record()
+    x @ x
+    end.record()
+    if fixed:
+        end.synchronize()
+    print(begin.elapsed_time(end) > 0)

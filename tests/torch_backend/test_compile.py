@@ -167,3 +167,22 @@ def test_an_operation_of_higher_order_on_fake_tensors_is_a_fake_one() -> None:
         assert [type(each).__name__ for each in found] == ["FakeTensor"] * 3
         assert found[0].shape == q.shape
         assert found[0].device == q.device
+
+
+def test_a_mismatch_in_a_compiled_function_is_at_the_programs_line() -> None:
+    def worker(rank: int) -> None:
+        torch.cuda.set_device(rank)
+        dist.init_process_group("nccl")
+
+        @torch.compile(backend="eager")
+        def reduced(x: torch.Tensor) -> torch.Tensor:
+            functional.wait_tensor(functional.all_reduce(x, "sum", dist.group.WORLD))  # type: ignore[arg-type]
+            return x
+
+        reduced(torch.ones(4 + rank, device="cuda"))
+
+    with kernbench.simulate("dgx_h100") as ctx, pytest.raises(kernbench.SpawnException) as failed:
+        ctx.multiprocessing.spawn(worker, nprocs=2)
+    text = str(next(iter(failed.value.errors.values())))
+    assert text.count("test_compile.py:") == 2
+    assert "<eval_with_key>" not in text

@@ -209,3 +209,28 @@ def test_a_stream_is_entered_by_the_name_that_a_program_has_replaced(monkeypatch
     with kernbench.simulate("dgx_h100") as ctx:
         ctx.multiprocessing.spawn(worker, nprocs=1)
     assert len(seen) == 2
+
+
+@pytest.mark.parametrize("data", [True, False], ids=["data", "no-data"])
+def test_events_that_have_not_happened_have_no_time_between_them(data: bool) -> None:
+    with kernbench.simulated_gpu("dgx_h100", enable_data=data):
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first.record()
+        torch.cuda._sleep(1_000_000)
+        last.record()
+        with pytest.raises(torch.AcceleratorError, match="CUDA error: device not ready"):
+            first.elapsed_time(last)
+        last.synchronize()
+        assert first.elapsed_time(last) > 0.5
+
+
+def test_a_stream_of_another_gpu_makes_that_the_current_one() -> None:
+    with kernbench.simulated_gpu("dgx_h100"):
+        other = torch.cuda.Stream(device=1)
+        for chosen in (torch.cuda.stream(other), other):
+            with chosen:
+                assert torch.cuda.current_device() == torch.cuda.current_stream().device.index == 1
+                assert torch.ones(1, device="cuda").device.index == 1
+            assert torch.cuda.current_device() == torch.cuda.current_stream().device.index == 0
+        torch.cuda.set_stream(other)
+        assert torch.cuda.current_device() == 1

@@ -44,6 +44,7 @@ def test_what_a_functional_collective_gives_is_on_the_gpu(ranks: Ranks, name: st
         second.record()
         assert result.device == doubled.device == torch.device("cuda", rank)
         assert result.is_cuda
+        second.synchronize()
         return first.elapsed_time(second), doubled.cpu()
 
     on_gpu = ranks(body, 2, backend="nccl")
@@ -222,6 +223,7 @@ def test_attention_of_sharded_heads_and_batches(ranks: Ranks, dim: int, masked: 
         out = nn.functional.scaled_dot_product_attention(*sharded, attn_mask=given, is_causal=mask is None)
         assert out.placements == (Shard(dim),)
         out.square().sum().backward()
+        assert all(each.grad.to_local().is_cuda for each in sharded)  # whose memory has another order
         return out.full_tensor().detach().cpu(), sharded[0].grad.full_tensor().cpu()
 
     for out, grad in ranks(body, 2, backend="nccl"):

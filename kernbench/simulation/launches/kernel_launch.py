@@ -18,6 +18,7 @@ import torch
 from kernbench.cost.peer_access import peer_share
 from kernbench.cost.work import Cost, StatedWork, over_links
 from kernbench.errors import DeadlockError, KernbenchError
+from kernbench.memory.ledger import BACKWARD, PHASES
 from kernbench.scheduler import RankScheduler
 from kernbench.sim_engine import Condition, DataExecutor, GraphEngine, MemoryStore, Operation
 from kernbench.sim_engine.data_executor import Deferred, Finished, Running
@@ -203,18 +204,20 @@ class KernelLauncher:
             return [each.flat(torch.uint8) for each in find_all(list(addresses), self.memory)]
 
     def _require_reach(self, launch: Launch, tensors: Sequence[torch.Tensor]) -> None:
-        """Beside tensors on a GPU none is in the host's memory, unless the GPU reaches that (the context's are with both)."""
-        named = [each for each in tensors if not tells_of_looks(each)]
-        far = [each for each in named if type(self.streams.stored_of(each)) is not Block]
-        if not far or len(far) == len(named):
-            return
-        for each in far:
-            if each.numel() and not self.maps(each):
-                at = next(place for place, arg in enumerate(launch.args) if given_tensor(arg) is each)
-                raise ValueError(
-                    f"Pointer argument (at {at}) cannot be accessed from Triton (cpu tensor?): kernel {launch.name} is given a "
-                    f"tensor {tuple(each.shape)} of the host beside tensors on a GPU"
-                )
+        """Raise Triton's ValueError unless the current GPU reaches all tensors of a launch (the context's are anywhere).
+
+        In a program with GPUs none is in the host's memory that is not pinned, nor another GPU's without access to it."""
+        host = self.hosts.current()
+        for each in tensors:
+            block = self.streams.stored_of(each)
+            if tells_of_looks(each):
+                reached = True
+            elif type(block) is not Block:
+                reached = not host.uses_gpu or self.maps(each)
+            else:
+                reached = block.memory.sip == host.sip or block.shared or _reaches_peer(host, block)
+            if not reached and each.numel():
+                raise ValueError(_out_of_reach(launch, each, block))
 
     def submit(self, launch: Launch) -> None:
         """Enqueue a launch on the running rank's stream."""
@@ -279,6 +282,29 @@ class KernelLauncher:
     def activity(self) -> tuple[int, int]:
         """Changes whenever a rank has run or an operation has ended: memory may have been written since."""
         return self.engine.progress, self.scheduler.resumed
+
+
+def _reaches_peer(host: Host, block: Block) -> bool:
+    """Whether a launch reaches memory of a GPU that is not the current one: torch has copied from this to that, or it is
+    another process's, opened by CUDA's IPC.
+
+    Where it is not known which is current it is taken to: in autograd's thread of each GPU, and in a graph.
+    """
+    if block.owner.host is not host or host.in_graph or host.phase % PHASES == BACKWARD:
+        return True
+    return (host.sip, block.memory.sip) in host.reaches
+
+
+def _out_of_reach(launch: Launch, tensor: torch.Tensor, block: object) -> str:
+    at = next(place for place, arg in enumerate(launch.args) if given_tensor(arg) is tensor)
+    text = f"Pointer argument (at {at}) cannot be accessed from Triton (cpu tensor?): kernel {launch.name} is given a tensor "
+    if not isinstance(block, Block):
+        return f"{text}{tuple(tensor.shape)} of the host"
+    index = block.memory.index
+    return (
+        f"{text}{tuple(tensor.shape)} of cuda:{index} while another GPU is current, on which it is launched. Launch it inside "
+        f"of `with torch.cuda.device({index}):`, or set that device"
+    )
 
 
 class TritonLaunch:

@@ -110,6 +110,7 @@ class Host:
         asked: seconds that its looks at clocks have taken since then.
         untimed: whether looks at its clock are not the program's, but of torch's own code.
         takes_memory: whether what it makes on a GPU is counted: not while it compiles, which depends on a cache.
+        reaches: pairs of SIPs the first of which may use the other's memory: CUDA's peer access, which torch's copies enable.
         uses_gpu: whether its program has put anything on a GPU: then only that is recorded, else everything is.
         phase: what its program does (:mod:`kernbench.memory.ledger`).
         backward_passes: those that its program has begun.
@@ -155,6 +156,7 @@ class Host:
         self.step = 0
         self._unrecorded = False
         self.takes_memory = True
+        self.reaches: set[tuple[int, int]] = set()
         self.uses_gpu = False
         self.progress_seen = -1
         self.account = Account()

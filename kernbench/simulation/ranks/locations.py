@@ -18,6 +18,7 @@ from kernbench.own_files import is_own
 _TORCH = os.path.dirname(os.path.abspath(torch.__file__)) + os.sep
 _OTHERS = (
     os.sep + "greenlet" + os.sep, deprecated.__call__.__code__.co_filename, os.sep + "contextlib.py", "<frozen ", "<string>",
+    "<eval_with_key>",
 )  # fmt: skip
 _PACKAGES = ("site-packages", "dist-packages")
 

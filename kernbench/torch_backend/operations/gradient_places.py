@@ -27,11 +27,14 @@ RELIES_ON = (
              has=("metadata", "next_functions")),
     Reliance("torch._C.TensorBase._backward_hooks", "the hooks of a tensor"),
     Reliance("sys._getframe", "the function that calls an operation"),
+    Reliance("torch.distributed.tensor._dispatch", "C++ calls this module's functions to carry an operation out"),
 )  # fmt: skip
 
 _ENGINE = graph._engine_run_backward.__code__
 _MOVED_TO = "kernbench: moved to a GPU"
 _MOST_NODES = 1000
+_DTENSORS = "torch.distributed.tensor._dispatch"
+"""The module whose functions C++ calls for an operation on a ``DTensor``."""
 
 
 def note_move(node: Any, *, to_gpu: bool) -> None:
@@ -48,6 +51,21 @@ def is_by_engine(seen_by: CodeType) -> bool:
     while frame is not None and frame.f_code is not seen_by:
         frame = frame.f_back
     return frame is not None and frame.f_back is not None and frame.f_back.f_code is _ENGINE
+
+
+def is_for_engine(seen_by: CodeType) -> bool:
+    """The same of an operation on the parts of a tensor whose class carries operations out, as ``DTensor`` does: it is C++ that
+    calls one on the whole."""
+    if torch._C._current_graph_task_id() < 0:
+        return False
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code is not seen_by:
+        frame = frame.f_back
+    while frame is not None and frame.f_back is not None and frame.f_back.f_code is not _ENGINE:
+        frame = frame.f_back
+    if frame is None or frame.f_back is None:
+        return False
+    return frame.f_code.co_name == "__torch_dispatch__" or frame.f_globals.get("__name__") == _DTENSORS
 
 
 def is_gradient_of_gpu() -> bool:

@@ -47,7 +47,12 @@ from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.operations.capturing import capture
 from kernbench.torch_backend.operations.collective_results import call_collective
 from kernbench.torch_backend.operations.computing import Executor
-from kernbench.torch_backend.operations.gradient_places import is_by_engine, is_gradient_of_gpu, return_gradients
+from kernbench.torch_backend.operations.gradient_places import (
+    is_by_engine,
+    is_for_engine,
+    is_gradient_of_gpu,
+    return_gradients,
+)
 from kernbench.torch_backend.operations.helper_tensors import is_by_indexing, made_on_host, mark, position, was_made_at
 from kernbench.torch_backend.operations.needs import need, needs_of
 from kernbench.torch_backend.operations.operators import (
@@ -513,7 +518,7 @@ def _as_on_gpus(device: RankDevice, args: Any, kwargs: dict[str, Any]) -> dict[s
 
 def _is_of_cpp(before: torch.dtype, after: torch.dtype | None) -> bool:
     """Whether C++ itself puts what it makes of a GPU's tensor where that is, and names the host: see :func:`_stays`."""
-    return is_by_engine(_DISPATCH) or after not in (None, before) or forward_ad._current_level >= 0
+    return after not in (None, before) or is_for_engine(_DISPATCH) or forward_ad._current_level >= 0
 
 
 def _is_helper(device: RankDevice, tensor: torch.Tensor) -> bool:

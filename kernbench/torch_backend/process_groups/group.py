@@ -18,7 +18,13 @@ import torch
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.errors import CallError
 from kernbench.simulation.memory.tensor_queries import plain
-from kernbench.torch_backend.process_groups import backend_classes, flat_lists, monitored_barrier, nccl_rules
+from kernbench.torch_backend.process_groups import (
+    backend_classes,
+    flat_lists,
+    in_place,
+    monitored_barrier,
+    nccl_rules,
+)
 from kernbench.torch_backend.process_groups.arguments import (
     Tensors,
     cells_of,
@@ -138,6 +144,8 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
                 f"{words}all_gather: output has {output.numel()} elements, expected {self.size()} times the input's "
                 f"{input.numel()}"
             )
+        if words:
+            in_place.look(self.simulation, "all_gather", input, output, self._rank)
         whole = in_one_piece("all_gather", output, self.backend_name)
         cells = cells_of(whole.view(-1), input.numel()) if input.numel() else [output] * self.size()
         work = self._post("all_gather", (input,), cells, opts, shape=tuple(input.shape), dtype=input.dtype)
@@ -229,6 +237,8 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
                 f"{words}reduce_scatter: input has {input.numel()} elements, expected {self.size()} times the output's "
                 f"{output.numel()}"
             )
+        if words:
+            in_place.look(self.simulation, "reduce_scatter", output, input, self._rank)
         whole = in_one_piece("reduce_scatter", input, self.backend_name)
         cells = cells_of(whole.reshape(-1), output.numel()) if output.numel() else [input] * self.size()
         return self._post(
@@ -253,6 +263,8 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
         outputs, inputs = tensor_list(output_tensors), tensor_list(input_tensors)
         self._check_count("all_to_all", "output", outputs)
         self._check_count("all_to_all", "input", inputs)
+        if self._is_nccls(outputs[0]) and self.size() > 1:
+            in_place.look_at_exchange(self.simulation, outputs, inputs)
         return self._post("all_to_all", inputs, outputs, opts, shape=None, dtype=inputs[0].dtype)
 
     @dispatched(
@@ -277,6 +289,8 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
         output, input = plain(output), plain(input)
         outputs = self._rows("output", output, output_split_sizes)
         inputs = self._rows("input", input, input_split_sizes)
+        if self._is_nccls(output) and self.size() > 1:
+            in_place.look_at_exchange(self.simulation, (output,), (input,))
         work = self._post("all_to_all", inputs, outputs, opts, shape=None, dtype=input.dtype, given=(input,))
         work.tensors = (output,)
         return work

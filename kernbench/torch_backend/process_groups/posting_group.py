@@ -335,7 +335,7 @@ class PostingGroup(STOCK):
             on_gpus < len(held) and self.backend_name == "nccl" and host.uses_gpu and host.phase % PHASES != BACKWARD
             and self._device.collective_memory is None  # given by the program, and no results of a functional collective
         ):  # fmt: skip
-            _require_gpu(op, on_gpus)
+            _require_gpu(op, held, on_gpus)
         graph = host.capture
         if graph is not None:
             keep(host, wholes(outputs))
@@ -535,19 +535,20 @@ def _copied(op: str, inputs: Tensors, outputs: Tensors) -> Tensors:
     return ()
 
 
-def _require_gpu(op: str, on_gpus: int) -> None:
-    """Raise RuntimeError, as torch does, if it is a call of the program that gives NCCL tensors of the host; others are
-    ``on_gpus``.
+def _require_gpu(op: str, tensors: Sequence[torch.Tensor], on_gpus: int) -> None:
+    """Raise RuntimeError, as torch does, if a call gives NCCL tensors of the host; ``on_gpus`` of them are not.
 
-    What DDP's reducer gives, and hooks that it calls in the backward pass, is not looked at: its buckets, which C++ makes, are
-    here of the host.
+    Whole numbers that C++ gives are not looked at: what DDP's reducers agree on (sizes of parameters, order of buckets, which
+    were used) it makes here on the host. Parameters, buffers and buckets are where the program has them.
     """
     if on_gpus and op == "all_to_all":
         raise ValueError("Tensors must be CUDA and dense: all_to_all was given some of the host")
     frame: Any = sys._getframe(2)
     while frame is not None and frame.f_globals.get("__name__", "").startswith("kernbench."):
         frame = frame.f_back
-    if frame is not None and frame.f_globals.get("__name__") == dist.distributed_c10d.__name__:
+    if (frame is not None and frame.f_globals.get("__name__") == dist.distributed_c10d.__name__) or any(
+        tensor.is_floating_point() and block_of(tensor) is None for tensor in tensors
+    ):
         raise RuntimeError(
             f"No backend type associated with device type cpu: {op} of a tensor of the host in a group of NCCL. Move it to the "
             'GPU, or let the group have gloo for the host: init_process_group("cpu:gloo,cuda:nccl")'

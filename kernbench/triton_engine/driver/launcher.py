@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from operator import index
 from typing import Any
 
 from kernbench.own_files import is_own
@@ -143,7 +144,7 @@ class Launcher:
         if len(bound) != self.n_bound:
             bound = self._spread(bound)
         args = [bound[p] for p in self.positions] if self.flat else self._arguments(bound)
-        grid = int(grid_x), int(grid_y), int(grid_z)
+        grid = index(grid_x), index(grid_y), index(grid_z)
         if max(grid) > MOST_BLOCKS:
             refuse_grid(self, grid)
         if enter_hook is not None and getattr(enter_hook, "calls", True):

@@ -128,9 +128,17 @@ def _converted_as(info: OpInfo, unsigned: bool) -> tuple[int, bool]:
     return 16, unsigned and not (info.backend == "hip" and bits == 8)
 
 
-@op("arith.fptosi", "arith.fptoui", native=forms.to_integer(_converted_as))
+def _gives_highest_bit(info: OpInfo) -> bool:
+    """Whether NaN gives the highest bit alone (the least number, where there is a sign) and not 0.
+
+    ``cvt.rzi`` does where one of its sides has 64 bits (PTX ISA, "cvt"; pytorch 154724, 154726).
+    """
+    return info.backend != "hip" and (info.ty.bits == 64 or info.operand_types[0].elem == "f64")
+
+
+@op("arith.fptosi", "arith.fptoui", native=forms.to_integer(_converted_as, _gives_highest_bit))
 def _float_to_int(info: OpInfo) -> Callable[..., Value]:
-    """Toward zero. Out-of-range values saturate and NaN gives 0, as the hardware conversion does.
+    """Toward zero. Out-of-range values saturate and NaN gives 0 or the highest bit, as the hardware conversion does.
 
     Hardware converts to more bits than a small integer has; those that do not fit are cut off.
     """
@@ -140,17 +148,18 @@ def _float_to_int(info: OpInfo) -> Callable[..., Value]:
         return lambda batch, x: (x != 0) if type(x) is Tensor else x != 0.0
     bits, positive = _converted_as(info, unsigned)
     lo, hi = (0, (1 << bits) - 1) if positive else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
+    of_none = float((1 << (bits - 1)) * (1 if positive else -1)) if _gives_highest_bit(info) else 0.0
 
     def run(batch: Batch, x: Any) -> Value:
         scalar = type(x) is not Tensor
         wide = torch.tensor(x, dtype=torch.float64) if scalar else x.to(torch.float64)
-        wide = torch.nan_to_num(torch.trunc(wide), nan=0.0, posinf=float(hi), neginf=float(lo))
+        wide = torch.nan_to_num(torch.trunc(wide), nan=of_none, posinf=float(hi), neginf=float(lo)).clamp(float(lo))
         if ty.bits < 64:
-            out = wide.clamp(lo, hi).to(torch.int64).to(ty.dtype)
+            out = wide.clamp(max=hi).to(torch.int64).to(ty.dtype)
         elif unsigned:
             big = wide >= 2.0**63
             shifted = torch.where(big, wide - 2.0**64, wide).clamp(-(2.0**63), 2.0**63 - 1024)
-            out = shifted.to(torch.int64)
+            out = torch.where(wide >= 2.0**64, -1, shifted.to(torch.int64))
         else:
             out = wide.clamp(-(2.0**63), 2.0**63 - 1024).to(torch.int64)
             out = torch.where(wide >= 2.0**63, torch.tensor(hi), out)

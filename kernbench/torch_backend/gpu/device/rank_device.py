@@ -305,6 +305,7 @@ class RankDevice:
         """A copy from one SIP's memory to another's, on the links between them; it is on the rank's stream."""
         nbytes = stored_bytes(outputs)
         route = self.simulation.topology.route(source.sip, target.sip)
+        self.host.reaches.add((source.sip, target.sip))
         for output in outputs:
             place(output, target)
         self.enqueue("device to device", copy_cost(route, nbytes, "link"))

@@ -15,6 +15,7 @@ from torch.types import Device
 from kernbench.errors import KernbenchError
 from kernbench.order import Moment
 from kernbench.sim_engine.operation import COMPUTE_STREAM, Operation
+from kernbench.simulation.ranks.accelerator_errors import cuda_error
 from kernbench.simulation.ranks.captured_streams import Known
 from kernbench.simulation.ranks.graph_capture import CAPTURED_EVENT, NOT_PERMITTED, GraphCapture
 from kernbench.simulation.ranks.hosts import Host
@@ -233,10 +234,13 @@ class Event:
         return happened
 
     def elapsed_time(self, end: Any) -> float:
-        """Milliseconds of virtual time from this event to ``end``."""
+        """Milliseconds of virtual time from this event to ``end``. Raises CUDA's error if one of them has not happened yet."""
         if not (self.enable_timing and end.enable_timing):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
-        return (end._time() - self._time()) * 1e3
+        now, times = bound_devices().simulation.now(), (self._time(), end._time())
+        if max(times) > now:
+            raise cuda_error("device not ready", "An event has not happened when the host asks: synchronize() it first")
+        return (times[1] - times[0]) * 1e3
 
 
 def _capture(step: Callable[[GraphCapture], None]) -> None:
@@ -267,9 +271,14 @@ def _not_in_a_capture() -> None:
 
 
 def set_stream(stream: Any) -> None:
-    """``torch.cuda.set_stream``."""
-    if stream is not None:
-        _go_on(bound_devices().mine(), stream.name)
+    """``torch.cuda.set_stream``: the stream's device becomes the current one, too."""
+    if stream is None:
+        return
+    devices = bound_devices()
+    mine = devices.mine()
+    if stream.device.index != devices.told(devices.number(None)):
+        mine.host.sip = mine.sip(stream.device)
+    _go_on(mine, stream.name)
 
 
 def _go_on(mine: RankDevice, name: str) -> None:
