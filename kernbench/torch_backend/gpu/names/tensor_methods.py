@@ -281,7 +281,7 @@ def make_wrapper(cls: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
 
 
 def is_sequence_of_values(value: object) -> bool:
-    """Whether ``Tensor.new(value)``, as ``torch.Tensor(value)``, takes its numbers for elements: a list, a tuple but no size."""
+    """Whether ``Tensor.new(value)``, as ``torch.Tensor(value)``, takes numbers for elements: a list or a tuple, no size."""
     return isinstance(value, list | tuple) and not isinstance(value, torch.Size)
 
 
