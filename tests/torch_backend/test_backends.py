@@ -298,5 +298,7 @@ print("done")
 @pytest.mark.parametrize("module", ["torch.distributed.fsdp", "torch.testing._internal.distributed.fake_pg"])
 def test_groups_that_send_nothing_are_there_once_torch_has_registered_them(module: str, warm_python: str) -> None:
     """Where a rank is the first to import the module, and in the next simulation, which finds it imported."""
-    done = subprocess.run([warm_python, "-c", FAKE.replace("MODULE", module)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [warm_python, "-c", FAKE.replace("MODULE", module)], capture_output=True, text=True, check=False
+    )
     assert done.stdout == "done\n", done.stderr
