@@ -39,7 +39,7 @@ from kernbench.torch_backend.relies_on import Reliance
 
 _connections: Any = multiprocessing.connection
 _Semaphore: Any = multiprocessing.synchronize.SemLock
-_LOCKS = (multiprocessing.synchronize.Lock, multiprocessing.synchronize.RLock)
+_LOCKS: Any = (multiprocessing.synchronize.Lock, multiprocessing.synchronize.RLock)
 _Event: Any = multiprocessing.synchronize.Event
 _Connection: Any = _connections.Connection
 _Queue: Any = multiprocessing.queues.Queue
