@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections import ChainMap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
@@ -273,6 +274,7 @@ class Environment:
         patch(c10d, "_world", RankWorld())
         backends: Any = dist.Backend  # torch warns of one that is not in both
         patch(backends, "backend_list", [*backends.backend_list, "kernbench"])
-        patch(backends, "backend_capability", {**backends.backend_capability, "kernbench": ["cpu", "cuda"]})
-        for name in ("_plugins", "backend_type_map", "default_device_backend_map"):  # a rank may register a backend
-            patch(backends, name, dict(getattr(backends, name)))
+        # a rank may register a backend; what torch's modules register, which are executed with stock names, is there too
+        for name in ("_plugins", "backend_type_map", "default_device_backend_map", "backend_capability"):
+            patch(backends, name, ChainMap({}, getattr(backends, name)))
+        backends.backend_capability["kernbench"] = ["cpu", "cuda"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from datetime import timedelta
 from typing import Any
 
@@ -268,3 +269,36 @@ def test_gloo_refuses_a_second_tensor_in_its_own_words(call: Any, answer: str) -
             call(gloo, [torch.ones(2), torch.ones(2)])
 
     spawn(body, 1)
+
+
+FAKE = """
+import sys, kernbench, torch, torch.distributed as dist
+assert "MODULE" not in sys.modules
+
+def body(rank):
+    import MODULE
+    dist.init_process_group("nccl", rank=rank, world_size=2)
+    alone, both = dist.new_group([0], backend="fake"), dist.new_group([0, 1], backend="fake")
+    x = torch.full((2,), rank + 3.0, device="cuda")
+    dist.all_reduce(x, group=both)
+    assert (dist.get_backend(both), x.tolist()) == ("fake", [rank + 3.0] * 2)
+    mesh = dist.init_device_mesh("cuda", (2,), mesh_dim_names=("world",))
+    mesh = mesh._unflatten(0, (1, 2), ("pp", "dp"), backend_override={"pp": "fake"})
+    dist.all_reduce(x, group=mesh.get_group("pp"))
+    dist.all_reduce(x, group=mesh.get_group("dp"))
+    assert x.tolist() == [7.0, 7.0]
+
+for _ in range(2):
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(body, nprocs=2)
+print("done")
+"""
+
+
+@pytest.mark.parametrize("module", ["torch.distributed.fsdp", "torch.testing._internal.distributed.fake_pg"])
+def test_groups_that_send_nothing_are_there_once_torch_has_registered_them(module: str, warm_python: str) -> None:
+    """Where a rank is the first to import the module, and in the next simulation, which finds it imported."""
+    done = subprocess.run(
+        [warm_python, "-c", FAKE.replace("MODULE", module)], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "done\n", done.stderr

@@ -186,3 +186,17 @@ def test_the_factor_of_clipped_gradients_stays_on_the_gpu() -> None:
     assert where == "cuda:0"
     assert norm == pytest.approx(50**0.5)
     assert groups == [("cuda:0", [0, 1]), ("cpu", [2])]
+
+
+@pytest.mark.parametrize("data", [True, False], ids=["data", "no-data"])
+def test_a_list_of_numbers_is_copied_from_the_host_by_every_name(data: bool) -> None:
+    def body() -> list[str]:
+        x = torch.ones(3, device="cuda")
+        calls: list[Callable[[], Any]] = [
+            lambda: x.new([1.0]), lambda: x.new(data=(1.0,)), lambda: x.new_tensor([1.0]), lambda: x.new(3),
+            lambda: x.new(x.shape),
+        ]  # fmt: skip
+        return [captured(call)[0].partition(" unless")[0] for call in calls]
+
+    copied = "RuntimeError Cannot copy between CPU and CUDA tensors during CUDA graph capture"
+    assert on_a_gpu(body, data=data) == [copied] * 3 + [""] * 2

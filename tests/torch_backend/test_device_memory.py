@@ -16,7 +16,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.cuda import _memory_viz
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp._fully_shard._fsdp_common import FSDPMeshInfo, ShardPlacementResult
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import Shard
 from torch.utils.checkpoint import checkpoint
 
 import kernbench
@@ -213,6 +215,33 @@ def test_gathered_parameters_of_fsdp() -> None:
         assert categories["parameters"] == sharded
         assert whole <= categories["unsharded parameters"] <= 2 * whole
         assert categories["gradients"] <= sharded
+
+
+def test_gathered_parameters_of_fsdp_over_two_meshes() -> None:
+    """One module's parameters are sharded over all ranks and over half of them, as experts are."""
+    width = 512
+
+    def body() -> int:
+        mesh = dist.init_device_mesh("cuda", (2, 2), mesh_dim_names=("other", "half"))
+        both = {"0.weight": mesh._flatten("all"), "1.weight": mesh["half"]}
+        model = nn.Sequential(*(nn.Linear(width, width, bias=False, device="cuda") for _ in both))
+        places = {
+            parameter: ShardPlacementResult(Shard(0), FSDPMeshInfo(mesh=both[name], shard_mesh_dim=0))
+            for name, parameter in model.named_parameters()
+        }
+        fully_shard(model, mesh=both["0.weight"], shard_placement_fn=places.get)
+        del places
+        held = torch.cuda.memory_allocated()
+        model(torch.randn(8, width, device="cuda")).sum().backward()
+        return held
+
+    results, ranks, _ = run(body, 4)
+    whole = width * width * 4
+    for sharded, each in zip(results, ranks, strict=True):
+        assert sharded == whole // 4 + whole // 2
+        categories = each.composition.categories
+        assert categories["parameters"] == sharded
+        assert categories["unsharded parameters"] == whole  # of one mesh, while gradients of the other's are sent
 
 
 # -- capacity ----------------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ import torch
 
 from kernbench.own_files import is_own
 from kernbench.simulation.values.assumptions import LOST
+from kernbench.torch_backend.gpu.names.tensor_methods import is_sequence_of_values
 from kernbench.torch_backend.hollow.assumed_numbers import formatted, holds_marked, note
 from kernbench.torch_backend.hollow.numbers_in_tensors import assumed
 from kernbench.torch_backend.patches import Patches
@@ -35,6 +36,9 @@ _MAKE: tuple[tuple[Any, str], ...] = (
 )
 """What makes tensors of numbers."""
 
+_MAKE_OF_SEQUENCES: tuple[tuple[Any, str], ...] = ((torch.Tensor, "new"),)
+"""What makes tensors of lists and tuples of numbers: other numbers are sizes."""
+
 RELIES_ON = (
     Reliance("logging.LogRecord.getMessage", "a record's text", parameters=("self",)),
     Reliance("sys._getframe", "the frames of the thread that runs, innermost first"),
@@ -47,13 +51,14 @@ def install(patches: Patches) -> None:
     """Replace them."""
     patches.set(logging.LogRecord, "getMessage", _message(logging.LogRecord.getMessage))
     tables: tuple[tuple[Callable[..., Any], tuple[tuple[Any, ...], ...]], ...] = (
-        (_writes, _WRITE), (_makes, _MAKE),
+        (_writes, _WRITE), (_makes, _MAKE), (_makes_of_sequences, _MAKE_OF_SEQUENCES),
     )  # fmt: skip
     for wrapper, rows in tables:
         for owner, names, *more in rows:
             for name in names.split():
                 if (stock := getattr(owner, name, None)) is not None:
                     patches.set(owner, name, wrapper(stock, *more))
+    patches.set(torch.Tensor, "__init__", _initialised(torch.Tensor.__init__))
 
 
 def _message(stock: Callable[[logging.LogRecord], str]) -> Callable[[logging.LogRecord], str]:
@@ -87,3 +92,26 @@ def _makes(stock: Callable[..., Any]) -> Callable[..., Any]:
         return made
 
     return makes
+
+
+def _makes_of_sequences(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def makes(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        made = stock(tensor, *args, **kwargs)
+        if holds_marked([value for value in (*args, *kwargs.values()) if is_sequence_of_values(value)]):
+            assumed((made,))
+        return made
+
+    return makes
+
+
+def _initialised(stock: Callable[..., None]) -> Callable[..., None]:
+    """``torch.Tensor.__init__``, which Python calls of ``torch.Tensor([loss])``, and of no tensor that torch makes."""
+
+    def initialised(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> None:
+        if type(tensor).__init__ is not initialised:  # a class has its own, which calls this one
+            stock(tensor, *args, **kwargs)
+        elif holds_marked([value for value in (*args, *kwargs.values()) if is_sequence_of_values(value)]):
+            assumed((tensor,))
+
+    return initialised

@@ -83,6 +83,8 @@ AROUND = {operator_libraries.REGISTERS_AUTOCAST: operator_libraries.autocasting}
 PREFIXES = ("torch.", "torchvision.", "triton.", "numpy.", "sympy.", "zmq.sugar.")
 TESTING = ("torch.testing._internal.", "torch._dynamo.test", "torch._inductor.test", "triton._internal_testing")
 """What torch's and Triton's own tests are written with: it asks when imported what GPUs there are, and is meant for these."""
+REGISTERS_A_BACKEND = "torch.testing._internal.distributed.fake_pg"
+"""Is executed once, also where a program imports FSDP, and what it registers is not a rank's."""
 
 
 class StockImports:
@@ -134,7 +136,7 @@ class StockImports:
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and isinstance(spec.loader, importlib.machinery.SourceFileLoader):
             loader = _Loader(spec.loader.name, spec.loader.path)
-            stock = name.startswith(PREFIXES) and not name.startswith(TESTING)
+            stock = name.startswith(PREFIXES) and (not name.startswith(TESTING) or name == REGISTERS_A_BACKEND)
             loader.lifted = self._lifted if stock else nullcontext
             loader.patches = self._patches
             loader.modules = modules if per_rank else None

@@ -2,7 +2,8 @@
 :mod:`multiprocessing`, on which its queues, events, conditions and barriers stand. The others go on meanwhile.
 
 What main has made it may have given to several ranks, so that one of them waits for another. What a rank has made it shares
-with processes of its own, of which the simulation knows nothing: it waits for these as Python does, and no time passes.
+with processes of its own, of which the simulation knows nothing: it waits for these as Python does, and no time passes. A lock
+of a module that all ranks share (tqdm's, in a package that cannot be executed for each) may be with another rank all the same.
 
 What is put into a queue is pickled at once. Python does it a little later, in a thread, which may find another rank's modules
 and would have to wait for a turn to read a tensor.
@@ -38,6 +39,7 @@ from kernbench.torch_backend.relies_on import Reliance
 
 _connections: Any = multiprocessing.connection
 _Semaphore: Any = multiprocessing.synchronize.SemLock
+_LOCKS: Any = (multiprocessing.synchronize.Lock, multiprocessing.synchronize.RLock)
 _Event: Any = multiprocessing.synchronize.Event
 _Connection: Any = _connections.Connection
 _Queue: Any = multiprocessing.queues.Queue
@@ -79,6 +81,9 @@ _ROOM = select.PIPE_BUF
 _OWNER = "kernbench_owner"
 """An attribute of what a rank has made, and not received: which spawn's."""
 
+_HOLDER, _AWAITED = "kernbench_holder", "kernbench_awaited"
+"""Attributes of a lock that a rank has made: the rank that has it, and how many others wait for that one."""
+
 
 class _InQueue:
     """What was put into a queue, as bytes: to whatever pickles it, and unpickles it elsewhere, it is that."""
@@ -109,6 +114,9 @@ class ProcessWaits:
             stock_methods(lock)
             if self._is_ranks():
                 lock.acquire = self._acquires(lock, self._wait_for_own)
+                if isinstance(lock, _LOCKS):
+                    lock.acquire = self._holds(lock, lock.acquire)
+                    lock.release = self._lets_go(lock)
             else:
                 lock.acquire = self._acquires(lock, self._wait_for_shared)
                 lock.release = self._releases(lock)
@@ -160,6 +168,10 @@ class ProcessWaits:
             return not is_outside() and (acting_crew() is not None or current_member() is None)
         return self._simulation.world.is_beside
 
+    def _rank(self) -> int | None:
+        """The rank whose thread runs and has its turn."""
+        return self._simulation.hosts.current().rank if is_in_rank() and self._waits() else None
+
     def _meet(self, awaits: str, ready: Callable[[], bool], seconds: float | None = None) -> bool:
         """See :meth:`.RankThreads.meet`. In main, what nothing can bring any more is a deadlock."""
         came = self._threads.meet(awaits, ready, seconds)
@@ -178,6 +190,30 @@ class ProcessWaits:
             return taken
 
         return acquire
+
+    def _holds(self, lock: Any, acquire: Callable[..., bool]) -> Callable[..., bool]:
+        """Of a rank's own lock: who has it is noted."""
+
+        @functools.wraps(acquire)
+        def hold(block: bool = True, timeout: float | None = None) -> bool:
+            taken = acquire(block, timeout)
+            if taken:
+                setattr(lock, _HOLDER, self._rank())
+            return taken
+
+        return hold
+
+    def _lets_go(self, lock: Any) -> Callable[[], None]:
+        semaphore = lock._semlock
+
+        def release() -> None:
+            if vars(lock).get(_AWAITED):
+                self._catch_up()
+            semaphore.release()
+            if not semaphore._is_mine():  # an RLock may be, still
+                setattr(lock, _HOLDER, None)
+
+        return release
 
     def _is_set(self, event: Any) -> bool:
         """Whether an event is set: without its lock, which one that sets it would want during a look."""
@@ -203,7 +239,14 @@ class ProcessWaits:
         return False
 
     def _wait_for_own(self, lock: Any, timeout: float | None) -> bool:
-        """Of a rank's own: the others wait, but for threads of the same rank."""
+        """Of a rank's own: the others wait, but for threads of the same rank, and for the rank that has it."""
+        rank, holder = self._rank(), vars(lock).get(_HOLDER)
+        if rank is not None and holder is not None and holder != rank:
+            setattr(lock, _AWAITED, vars(lock).get(_AWAITED, 0) + 1)
+            try:
+                return self._wait_for_shared(lock, timeout)
+            finally:
+                setattr(lock, _AWAITED, vars(lock)[_AWAITED] - 1)
         acquire = functools.partial(lock._semlock.acquire, True, timeout)
         return bool(acquire() if acting_crew() is None else self._threads.outside(_what(lock), acquire))
 

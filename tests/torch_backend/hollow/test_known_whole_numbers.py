@@ -178,6 +178,7 @@ ROADS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "made there": lambda host: torch.tensor(host.tolist(), device="cuda"),
     "as_tensor": lambda host: torch.as_tensor(host.numpy(), device="cuda"),
     "new_tensor": lambda host: torch.zeros(1, dtype=torch.int64, device="cuda").new_tensor(host.tolist()),
+    "new": lambda host: torch.zeros(1, dtype=torch.int64, device="cuda").new(host.tolist()),
     "into an empty one": into_empty,
     "resized": resized,
     "clone": lambda host: host.cuda().clone(),

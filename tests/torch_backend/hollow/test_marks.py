@@ -96,6 +96,12 @@ KEPT: dict[str, str] = {
     "torch.as_tensor(half).item(), torch.full((2,), half).tolist(), zeros().new_tensor([half]).tolist()": (
         "(0.5?, [0.5?, 0.5?], [0.5?])"
     ),
+    "zeros().new([half]).tolist(), zeros().new(data=(count,)).tolist()": "([0.5?], [3.0?])",
+    "zeros().new([0.5]).tolist(), zeros().new(count).shape": "([0.5], torch.Size([3]))",
+    "torch.Tensor([half]).tolist(), torch.Tensor([[count], [1]]).cuda().tolist(), torch.Tensor([0.5]).tolist()": (
+        "([0.5?], [[3.0?], [1.0?]], [0.5])"
+    ),
+    "torch.nn.Parameter(zeros()).tolist(), torch.Tensor(zeros().cpu() * 0).tolist()": "([0.0, 0.0], [0.0, 0.0])",
     "after(zeros(), lambda t: t.__setitem__(0, half))": "[0.5?, 0.0?]",
     "after(zeros(), lambda t: t.add_(half)), (zeros() + half).tolist(), (half - zeros()).tolist()": (
         "([0.5?, 0.5?], [0.5?, 0.5?], [0.5?, 0.5?])"

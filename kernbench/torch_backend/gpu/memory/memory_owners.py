@@ -269,8 +269,8 @@ def _managed_by_fsdp(module: torch.nn.Module) -> Sequence[Any]:
     fsdp = sys.modules.get("torch.distributed.fsdp")  # who has FSDP's modules has imported it: that takes long
     if fsdp is None or not isinstance(module, fsdp.FSDPModule):
         return ()
-    found: Sequence[Any] = getattr(getattr(module._get_fsdp_state(), "_fsdp_param_group", None), "fsdp_params", ())
-    return found
+    groups: Sequence[Any] = getattr(module._get_fsdp_state(), "_fsdp_param_groups", ())  # one for each mesh
+    return [parameter for group in groups for parameter in getattr(group, "fsdp_params", ())]
 
 
 def _arguments(frame: FrameType) -> Iterator[torch.Tensor]:

@@ -280,6 +280,11 @@ def make_wrapper(cls: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
     return wrapper
 
 
+def is_sequence_of_values(value: object) -> bool:
+    """Whether ``Tensor.new(value)``, as ``torch.Tensor(value)``, takes numbers for elements: a list or a tuple, no size."""
+    return isinstance(value, list | tuple) and not isinstance(value, torch.Size)
+
+
 def _beside(stock: Callable[..., Any]) -> Callable[..., Any]:
     """A method that makes a tensor where its own is, of what it is given."""
 
@@ -292,7 +297,7 @@ def _beside(stock: Callable[..., Any]) -> Callable[..., Any]:
             return stock(tensor, *args, device=device, **kwargs)
         made: torch.Tensor = stock(tensor, *args, **kwargs)
         mine = bound_devices()
-        if stock.__name__ == "new_tensor":
+        if stock.__name__ == "new_tensor" or any(map(is_sequence_of_values, (*args, *kwargs.values()))):
             mine.mine().may_copy(None)
             keep(mine.simulation.storages, made)
         return mine.on_device(made, device_of(tensor) if device is None else device)
