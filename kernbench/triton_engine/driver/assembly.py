@@ -1,14 +1,16 @@
-"""What a kernel that was compiled for values says of its later stages: they are compiled when they are asked about."""
+"""``kernel.asm`` of a kernel that was compiled for values: its later stages are compiled when they are read.
+
+Its registers and shared memory are 0 and not the compiler's (``resources(kernel)`` tells them): Inductor reads those of every
+kernel that it makes, each of which would be compiled in full.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
 from .pipeline import full_kernel
-from .resources import resources
 
 _KEPT = "_kernbench_kept"
-_COUNTS = {"n_regs": "registers", "n_spills": "spills"}
 
 
 class LaterStages(dict[str, Any]):
@@ -26,35 +28,8 @@ class LaterStages(dict[str, Any]):
         return self[stage]
 
 
-def _of_values(kernel: Any) -> bool:
-    return hasattr(kernel.metadata, "kernbench_ttir")
-
-
-def _count(name: str, of: str) -> property:
-    """Registers or spilled bytes of a kernel: the compiler's, which a kernel compiled in full has brought along on NVIDIA."""
-
-    def read(kernel: Any) -> int:
-        if name not in kernel.__dict__:
-            raise AttributeError(f"{type(kernel).__name__!r} object has no attribute {name!r}")
-        if not _of_values(kernel) and kernel.metadata.target.backend == "cuda":
-            return int(kernel.__dict__[name])
-        return int(getattr(resources(kernel), of))
-
-    def write(kernel: Any, value: int) -> None:
-        kernel.__dict__[name] = value
-
-    return property(read, write)
-
-
-def _with_shared_memory(metadata: Any, kernel: Any) -> Any:
-    """Metadata whose bytes of shared memory are the compiler's."""
-    fields = type(metadata)
-    shared = property(lambda _: resources(kernel).shared)
-    return type(fields.__name__, (fields,), {"__slots__": (), "shared": shared})(*metadata)
-
-
 def install() -> None:
-    """Give every kernel that is compiled for values such an ``asm``, registers, and shared memory."""
+    """Give every kernel that is compiled for values an ``asm`` of this kind, and load each kernel once."""
     from triton.compiler.compiler import CompiledKernel
 
     if hasattr(CompiledKernel, _KEPT):
@@ -64,18 +39,14 @@ def install() -> None:
 
     def __init__(self: Any, *args: object, **kwargs: object) -> None:
         original(self, *args, **kwargs)
-        if _of_values(self):
+        if hasattr(self.metadata, "kernbench_ttir"):
             self.asm = LaterStages(self)
 
     def _init_handles(self: Any) -> None:
-        if self._run is not None:  # Triton asks for a loaded module, and there is none
-            return
-        handles(self)
-        if _of_values(self):
-            self.metadata = _with_shared_memory(self.metadata, self)
+        if self._run is None:  # Triton asks for a loaded module, and there is none
+            handles(self)
 
-    counts = {name: _count(name, of) for name, of in _COUNTS.items()}
-    for name, value in {_KEPT: kept, "__init__": __init__, "_init_handles": _init_handles, **counts}.items():
+    for name, value in {_KEPT: kept, "__init__": __init__, "_init_handles": _init_handles}.items():
         setattr(CompiledKernel, name, value)
 
 
@@ -86,5 +57,4 @@ def uninstall() -> None:
     if hasattr(CompiledKernel, _KEPT):
         for name, value in getattr(CompiledKernel, _KEPT).items():
             setattr(CompiledKernel, name, value)
-        for name in (_KEPT, *_COUNTS):
-            delattr(CompiledKernel, name)
+        delattr(CompiledKernel, _KEPT)

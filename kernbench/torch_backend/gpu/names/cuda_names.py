@@ -317,7 +317,6 @@ CUDA: dict[str, Any] = each_its_own({
     "device_count": device_count,
     "current_device": current_device_index,
     "set_device": set_device,
-    "device": DeviceGuard,
     "_DeviceGuard": DeviceGuard,
     "_exchange_device": exchange_device,
     "_maybe_exchange_device": exchange_device,
