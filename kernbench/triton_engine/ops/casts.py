@@ -111,9 +111,10 @@ def _int_to_float(info: OpInfo) -> Callable[..., Value]:
         x = dense_int(x, batch.lanes, tile, source.dtype)
         if type(x) is Tensor:
             return x.to(dtype) if plain else from_integers(x, dtype, unsigned)
-        if abs(x) < 1 << 53 and not (unsigned and x < 0):
-            return round_to(float(x), dtype)
-        return float(from_integers(torch.tensor(x, dtype=source.dtype), dtype, unsigned).to(torch.float64))
+        number = int(x)
+        if abs(number) < 1 << 53 and not (unsigned and number < 0):
+            return round_to(float(number), dtype)
+        return float(from_integers(torch.tensor(number, dtype=source.dtype), dtype, unsigned).to(torch.float64))
 
     return run
 
