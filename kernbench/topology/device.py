@@ -70,6 +70,11 @@ class Hbm(MemorySpec):
         """Pin bandwidth of one pseudo-channel, bytes/s."""
         return self.bandwidth / self.channels
 
+    @property
+    def pins(self) -> tuple[int, int]:
+        """Clock in kHz and bits of the bus, which is taken to have 8192: a bit is moved at both edges of the clock."""
+        return round(self.bandwidth * 8 / 8192 / 2 / 1000), 8192
+
 
 class Rates(Spec):
     """Operations per second by number format, all PEs together, dense. A multiply-add counts as two."""

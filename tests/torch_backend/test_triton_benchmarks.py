@@ -39,6 +39,13 @@ def test_triton_s_device_is_the_simulated_gpu(gpu):
     assert active.get_device_interface().get_device_name() == "NVIDIA H100 80GB HBM3"
 
 
+def test_memory_is_as_fast_as_the_device_says(gpu):
+    """``triton.testing.get_dram_gbps`` and programs that divide by a GPU's peak go by clock and width of the memory's bus."""
+    gpu_memory = torch.cuda.get_device_properties("cuda")
+    assert triton.testing.get_dram_gbps() == pytest.approx(3350, rel=1e-5)
+    assert gpu_memory.memory_clock_rate * gpu_memory.memory_bus_width * 2 / 8 / 1e6 == pytest.approx(3350, rel=1e-5)
+
+
 def test_outside_ranks_it_is_the_cpu():
     with kernbench.simulate("dgx_h100"):
         assert triton.runtime.driver.active.get_active_torch_device() == torch.device("cpu")

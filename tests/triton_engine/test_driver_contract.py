@@ -126,6 +126,32 @@ def test_warmup_compiles_in_full_and_what_it_returns_can_be_launched():
     torch.testing.assert_close(c, a.float() @ b.float(), atol=1e-3, rtol=1e-3)
 
 
+def test_a_kernel_is_loaded_once(monkeypatch):
+    from kernbench.triton_engine.driver.resources import Utils
+
+    loaded = []
+    load = Utils.load_binary
+    monkeypatch.setattr(Utils, "load_binary", staticmethod(lambda *args: loaded.append(args[0]) or load(*args)))
+    a, b, c = torch.randn(32, 64).half(), torch.randn(64, 32).half(), torch.empty(32, 32)
+    kernel = staged_kernel.warmup(a, b, c, 64, N=32, num_stages=4, grid=(1,))
+    for _ in range(3):
+        kernel[(1, 1, 1)](a, b, c, 64)
+        staged_kernel[(1,)](a, b, c, 64, N=32, num_stages=4)
+    assert loaded == ["staged_kernel"]
+
+
+@pytest.mark.parametrize(("target", "most"), [("cuda:90", 132 * 16), ("hip:gfx942", 304 * 8)])
+def test_a_cooperative_grid_that_does_not_fit_is_refused(target, most):
+    x = torch.ones(1)
+    set_target(target)
+    try:
+        scale_kernel[(most, 1, 1)](x, x, 1, 2.0, BLOCK=16, num_warps=4, launch_cooperative_grid=True)
+        with pytest.raises(RuntimeError, match=f"too many blocks in cooperative launch.*holds {most} of 4 warps"):
+            scale_kernel[(most + 1, 1, 1)](x, x, 1, 2.0, BLOCK=16, num_warps=4, launch_cooperative_grid=True)
+    finally:
+        set_target(None)
+
+
 def test_launch_hooks_see_every_launch():
     from triton import knobs
 

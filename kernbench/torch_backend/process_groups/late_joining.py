@@ -20,6 +20,7 @@ from torch.types import Device
 
 from kernbench.errors import KernbenchError
 from kernbench.input_files import whole_number
+from kernbench.torch_backend.device_numbers import number_of
 from kernbench.torch_backend.gpu.device import software_versions
 from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus
 from kernbench.torch_backend.process_groups import threads_as_ranks
@@ -199,7 +200,7 @@ class _Waiting:
 
     def number(self, device: Device) -> int | None:
         """The number that a device has, None if it is the current one. Raises RuntimeError if there is no such GPU."""
-        index = device if isinstance(device, int) or device is None else torch.device(device).index
+        index = number_of(device)
         if index is None or index < 0:
             return None
         if index >= (count := len(self.visible)):

@@ -1,4 +1,8 @@
-"""``kernel.asm`` of a kernel that was compiled for values: its later stages are compiled when they are read."""
+"""``kernel.asm`` of a kernel that was compiled for values: its later stages are compiled when they are read.
+
+Its registers and shared memory are 0 and not the compiler's (``resources(kernel)`` tells them): Inductor reads those of every
+kernel that it makes, each of which would be compiled in full.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,7 @@ from typing import Any
 
 from .pipeline import full_kernel
 
-_KEPT = "_kernbench_init"
+_KEPT = "_kernbench_kept"
 
 
 class LaterStages(dict[str, Any]):
@@ -25,20 +29,25 @@ class LaterStages(dict[str, Any]):
 
 
 def install() -> None:
-    """Give every kernel that is compiled for values an ``asm`` of this kind."""
+    """Give every kernel that is compiled for values an ``asm`` of this kind, and load each kernel once."""
     from triton.compiler.compiler import CompiledKernel
 
     if hasattr(CompiledKernel, _KEPT):
         return
-    original = CompiledKernel.__init__
+    kept = {name: getattr(CompiledKernel, name) for name in ("__init__", "_init_handles")}
+    original, handles = kept.values()
 
     def __init__(self: Any, *args: object, **kwargs: object) -> None:
         original(self, *args, **kwargs)
         if hasattr(self.metadata, "kernbench_ttir"):
             self.asm = LaterStages(self)
 
-    setattr(CompiledKernel, _KEPT, original)
-    CompiledKernel.__init__ = __init__
+    def _init_handles(self: Any) -> None:
+        if self._run is None:  # Triton asks for a loaded module, and there is none
+            handles(self)
+
+    for name, value in {_KEPT: kept, "__init__": __init__, "_init_handles": _init_handles}.items():
+        setattr(CompiledKernel, name, value)
 
 
 def uninstall() -> None:
@@ -46,5 +55,6 @@ def uninstall() -> None:
     from triton.compiler.compiler import CompiledKernel
 
     if hasattr(CompiledKernel, _KEPT):
-        CompiledKernel.__init__ = getattr(CompiledKernel, _KEPT)
+        for name, value in getattr(CompiledKernel, _KEPT).items():
+            setattr(CompiledKernel, name, value)
         delattr(CompiledKernel, _KEPT)

@@ -15,7 +15,7 @@ from kernbench.triton_engine.frontend.lower import lower_ttir
 from kernbench.triton_engine.frontend.program import Program
 from kernbench.triton_engine.machine import Launch
 
-from .limits import MOST_BLOCKS, refuse_grid, refuse_what_does_not_fit
+from .limits import MOST_BLOCKS, is_cooperative, refuse_grid, refuse_what_does_not_fit
 from .pipeline import values_kernel
 
 _programs: dict[str, Program] = {}
@@ -82,6 +82,7 @@ class Launcher:
         self.undeclared = _undeclared(src, kinds)
         self.flat = all(len(p) == 1 for p in paths) and not any(self.descriptors)
         self.positions = tuple(p[0] for p in paths) if self.flat else ()
+        self.cooperative = is_cooperative(metadata)
         refuse_what_does_not_fit(self)
         self.names: list[str] = []
         for path, descriptor in zip(paths, self.descriptors, strict=True):
@@ -145,7 +146,7 @@ class Launcher:
             bound = self._spread(bound)
         args = [bound[p] for p in self.positions] if self.flat else self._arguments(bound)
         grid = index(grid_x), index(grid_y), index(grid_z)
-        if max(grid) > MOST_BLOCKS:
+        if self.cooperative or max(grid) > MOST_BLOCKS:
             refuse_grid(self, grid)
         if enter_hook is not None and getattr(enter_hook, "calls", True):
             enter_hook(launch_metadata)

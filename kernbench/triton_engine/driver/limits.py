@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from kernbench.cost.kernel_time import Resources, occupancy
 from kernbench.triton_engine.frontend.program import Instr, Program
 
 from .pipeline import compile_for, options_of
@@ -79,14 +80,35 @@ def refuse_what_does_not_fit(launcher: Any) -> None:
 def refuse_grid(launcher: Any, grid: tuple[int, int, int]) -> None:
     """Raise what CUDA says, through Triton, of a grid that is larger than it launches.
 
+    A cooperative launch takes as many blocks as the device holds at a time; what bounds it here is their threads and the shared
+    memory of a kernel that was compiled in full.
+
     Raises:
         RuntimeError: nothing is launched.
     """
-    if launcher.metadata.target.backend == "cuda" and (grid[0] > _MOST_ALONG_X or max(grid[1:]) > MOST_BLOCKS):
+    metadata = launcher.metadata
+    if metadata.target.backend == "cuda" and (grid[0] > _MOST_ALONG_X or max(grid[1:]) > MOST_BLOCKS):
         raise RuntimeError(
-            f"Triton Error [CUDA]: invalid argument: kernel {launcher.metadata.name} has a grid of {grid}, and a GPU launches "
+            f"Triton Error [CUDA]: invalid argument: kernel {metadata.name} has a grid of {grid}, and a GPU launches "
             f"{_MOST_ALONG_X} blocks at most along x and {MOST_BLOCKS} along y and z"
         )
+    if not is_cooperative(metadata):
+        return
+    shared = metadata.shared if compiled_in_full(metadata) else 0
+    device = current_device()
+    needs = Resources(1, 0, shared, metadata.num_warps, metadata.num_stages, getattr(metadata, "num_ctas", 1) or 1)
+    most = device.pes * occupancy(needs, device)[0]
+    if (blocks := grid[0] * grid[1] * grid[2]) > most:
+        raise RuntimeError(
+            f"Triton Error [{metadata.target.backend.upper()}]: too many blocks in cooperative launch: kernel {metadata.name} "
+            f"has {blocks} blocks, and {device.name} holds {most} of {metadata.num_warps} warps at a time: make the grid "
+            "smaller, or launch without launch_cooperative_grid"
+        )
+
+
+def is_cooperative(metadata: Any) -> bool:
+    """Whether all blocks of a launch are to run at a time."""
+    return bool(getattr(metadata, "launch_cooperative_grid", False))
 
 
 def _compiled_shared(launcher: Any) -> int:

@@ -46,8 +46,8 @@ class Utils:
             "multiprocessor_count": d.pes,
             "warpSize": d.target.warp_size,
             "sm_clock_rate": int(d.clock / 1000),
-            "mem_clock_rate": int(d.hbm.bandwidth / 1024 / 2 * 8 / 1000),
-            "mem_bus_width": 8192,
+            "mem_clock_rate": d.hbm.pins[0],
+            "mem_bus_width": d.hbm.pins[1],
         }
 
     @staticmethod

@@ -128,15 +128,11 @@ def intrinsic(name: str) -> Form:
 
 
 def multiply_add(info: OpInfo, text: IrText, args: Sequence[str]) -> str | None:
-    """``math.fma`` as the interpreter has it: the product is exact in the wider type, and the sum rounds to both."""
-    elem = info.ty.elem
-    if elem not in ("f32", "f64"):
+    """``math.fma``, rounded once."""
+    kind = FULL.get(info.ty.elem)
+    if kind is None:
         return None
-    if elem == "f32":
-        args = [text.put(f"fpext float {arg} to double") for arg in args]
-    product = text.put(f"fmul double {args[0]}, {args[1]}")
-    total = text.put(f"fadd double {product}, {args[2]}")
-    return total if elem == "f64" else text.put(f"fptrunc double {total} to float")
+    return text.call(kind, f"llvm.fma.{info.ty.elem}", *((kind, arg) for arg in args))
 
 
 def between_floats(info: OpInfo, text: IrText, args: Sequence[str]) -> str | None:

@@ -18,6 +18,7 @@ from kernbench.triton_engine.batch import Batch
 from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.frontend.types import Ty
 from kernbench.triton_engine.native import forms
+from kernbench.triton_engine.rounding import fused, narrowed
 from kernbench.triton_engine.values import Value, as_tensor
 
 from .registry import Work, op
@@ -27,7 +28,7 @@ def round_to(value: float, dtype: torch.dtype) -> float:
     """A Python float rounded to ``dtype``."""
     if dtype is torch.float64:
         return value
-    return float(torch.tensor(value, dtype=torch.float64).to(dtype).to(torch.float64))
+    return float(narrowed(torch.tensor(value, dtype=torch.float64), dtype).to(torch.float64))
 
 
 def _python_division(a: float, b: float) -> float:
@@ -181,16 +182,7 @@ def elementwise(f: Callable[..., Tensor], takes_out: bool = False) -> Callable[[
     return build
 
 
-def _fused(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
-    """The product is not rounded. For fp32 the double product is exact, and the sum is rounded twice at worst
-    in a case (a tie of the double sum) that does not occur for operands of 24 bits except at halfway points."""
-    if x.dtype is torch.float64:
-        return x * y + z
-    wide = torch.float64 if x.dtype is torch.float32 else torch.float32
-    return torch.addcmul(z.to(wide), x.to(wide), y.to(wide)).to(x.dtype)
-
-
-op("math.fma", flops=2, unit="vector", native=forms.multiply_add)(_of_tensors(_fused))
+op("math.fma", flops=2, unit="vector", native=forms.multiply_add)(_of_tensors(fused))
 
 #: Elementary functions that torch has by the same name.
 _SPECIAL = "exp exp2 expm1 log log2 log10 log1p sin cos tan sinh cosh tanh asin acos atan asinh acosh atanh sqrt rsqrt erf erfc"

@@ -17,6 +17,7 @@ from kernbench.triton_engine.batch import Batch
 from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.frontend.types import FLOAT8
 from kernbench.triton_engine.native import forms
+from kernbench.triton_engine.rounding import from_integers, narrowed
 from kernbench.triton_engine.values import Affine, Ptr, Value, dense_int, dense_mask, from_lane_array, wrap
 
 from .arith_float import round_to
@@ -30,7 +31,7 @@ def convert_float(x: Tensor, dtype: torch.dtype) -> Tensor:
             x = x.to(torch.float32)
         top = torch.finfo(dtype).max
         return torch.clamp(x, -top, top).to(dtype)
-    return x.to(dtype)
+    return narrowed(x, dtype) if x.dtype is torch.float64 else x.to(dtype)
 
 
 def truncate_float(x: Tensor, dtype: torch.dtype) -> Tensor:
@@ -42,9 +43,16 @@ def truncate_float(x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where(away, bits - 1, bits).view(dtype)
 
 
+def _is_one_step(info: OpInfo) -> bool:
+    """Whether torch's own conversion rounds once, to nearest even, as hardware does."""
+    return info.ty.dtype not in FLOAT8 and not (
+        info.operand_types[0].dtype is torch.float64 and info.ty.dtype.itemsize < 4
+    )
+
+
 def _convert_into(info: OpInfo) -> Callable[..., bool]:
     """Rounding to nearest even while storing; other conversions are made before."""
-    plain = info.attrs.get("rounding") != "rtz" and info.ty.dtype not in FLOAT8
+    plain = info.attrs.get("rounding") != "rtz" and _is_one_step(info)
 
     def run(out: Tensor, x: Value) -> bool:
         if not plain or type(x) is not Tensor or x.shape != out.shape:
@@ -67,7 +75,8 @@ def _convert_into(info: OpInfo) -> Callable[..., bool]:
 def _float_to_float(info: OpInfo) -> Callable[..., Value]:
     dtype = info.ty.dtype
     toward_zero = info.attrs.get("rounding") == "rtz"
-    plain = not toward_zero and dtype not in FLOAT8
+    plain = not toward_zero and _is_one_step(info)
+    to_8_bits = dtype in FLOAT8
     same = dtype == info.operand_types[0].dtype
 
     def run(batch: Batch, x: Any) -> Value:
@@ -75,7 +84,7 @@ def _float_to_float(info: OpInfo) -> Callable[..., Value]:
             if plain:
                 return x.to(dtype, copy=same)
             return truncate_float(x, dtype) if toward_zero else convert_float(x, dtype)
-        if plain:
+        if not toward_zero and not to_8_bits:
             return round_to(x, dtype)
         value = torch.tensor([x], dtype=torch.float32)
         out = truncate_float(value, dtype) if toward_zero else convert_float(value, dtype)
@@ -90,7 +99,7 @@ def _int_to_float(info: OpInfo) -> Callable[..., Value]:
     tile = source.shape
     unsigned = info.name.endswith("uitofp")
     is_mask = source.elem == "i1"
-    mask = (1 << source.bits) - 1
+    plain = not unsigned and (dtype.itemsize >= 4 or source.bits <= 16)  # torch's own conversion rounds once
 
     def run(batch: Batch, x: Value) -> Value:
         if is_mask:
@@ -100,17 +109,12 @@ def _int_to_float(info: OpInfo) -> Callable[..., Value]:
             out = x.to(dtype)
             return out if unsigned else -out
         x = dense_int(x, batch.lanes, tile, source.dtype)
-        if type(x) is not Tensor:
-            return round_to(float(x & mask if unsigned else x), dtype)
-        if unsigned:
-            if source.bits == 64:
-                low = (x & 0xFFFFFFFF).to(torch.float64)
-                high = ((x >> 32) & 0xFFFFFFFF).to(torch.float64)
-                return (high * 4294967296.0 + low).to(dtype)
-            x = x.to(torch.int64) & mask
-        if dtype.itemsize < 4:  # one rounding: integers above 2**24 would round twice by way of fp32
-            return convert_float(x.to(torch.float64 if source.bits > 16 else torch.float32), dtype)
-        return x.to(dtype)
+        if type(x) is Tensor:
+            return x.to(dtype) if plain else from_integers(x, dtype, unsigned)
+        number = int(x)
+        if abs(number) < 1 << 53 and not (unsigned and number < 0):
+            return round_to(float(number), dtype)
+        return float(from_integers(torch.tensor(number, dtype=source.dtype), dtype, unsigned).to(torch.float64))
 
     return run
 

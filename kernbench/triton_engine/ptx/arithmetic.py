@@ -8,7 +8,9 @@ from typing import Any
 import numpy as np
 
 from kernbench.triton_engine.fixed_width import np_shift, np_trunc_div
+from kernbench.triton_engine.rounding import directed, fused_to_odd, multiply_add
 
+from .conversions import DIRECTIONS
 from .numbers import U64, decode, encode, width
 from .parse import Instruction
 from .state import State
@@ -77,7 +79,9 @@ def apply_packed(kind: str, f: Callable[..., np.ndarray], *raws: np.ndarray) -> 
 
 
 def _modified(f: Callable[..., np.ndarray], modifiers: tuple[str, ...]) -> Callable[..., np.ndarray]:
-    """``f`` with what modifiers ask of a floating result: ``.NaN``, ``.xorsign.abs``, ``.relu``, ``.sat``."""
+    """``f`` with what modifiers ask of a floating result: rounding, ``.NaN``, ``.xorsign.abs``, ``.relu``, ``.sat``."""
+    for name in DIRECTIONS.keys() & set(modifiers):
+        f = directed(f, DIRECTIONS[name])
     if "NaN" in modifiers:
         f = {np.fmin: np.minimum, np.fmax: np.maximum}.get(f, f)  # type: ignore[call-overload]
     if "xorsign" in modifiers:
@@ -126,15 +130,22 @@ def _unary(state: State, instr: Instruction) -> None:
     if kind == "pred":
         state.assign(d, encode(~state.value(a, "pred"), "pred"))
         return
-    state.assign(d, apply_packed(kind, _UNARY[instr.opcode], state.raw(a)))
+    f = _UNARY[instr.opcode]
+    state.assign(d, apply_packed(kind, _modified(f, instr.modifiers) if "f" in kind else f, state.raw(a)))
+
+
+def _fused(x: np.ndarray, y: np.ndarray, z: np.ndarray) -> np.ndarray:
+    """For a type of 32 bits or fewer, which it is rounded to when it is encoded."""
+    return fused_to_odd(*(v.astype(np.float64) for v in (x, y, z)))
 
 
 @instruction("fma")
 def _fma(state: State, instr: Instruction) -> None:
     d, a, b, c = instr.operands
     kind = instr.type
-    wide = lambda x, y, z: x.astype(np.float64) * y + z  # noqa: E731
-    state.assign(d, apply_packed(kind, _modified(wide, instr.modifiers), state.raw(a), state.raw(b), state.raw(c)))
+    directions = DIRECTIONS.keys() & set(instr.modifiers)
+    f = multiply_add if directions or kind == "f64" else _fused
+    state.assign(d, apply_packed(kind, _modified(f, instr.modifiers), state.raw(a), state.raw(b), state.raw(c)))
 
 
 @instruction("mad")

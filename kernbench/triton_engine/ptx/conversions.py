@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 
 import numpy as np
+import torch
 
 from kernbench.triton_engine.fixed_width import SIGNED, UNSIGNED
+from kernbench.triton_engine.rounding import directed, from_integers, saturated
 
 from .numbers import U64, decode, encode, width
 from .parse import Instruction
@@ -15,6 +17,8 @@ from .table import instruction
 
 _TYPE = re.compile(r"[usbf](?:8|16|32|64)|bf16|tf32|(?:bf16|f16|e4m3|e5m2|e2m1|ue8m0)x2")
 _ROUND = {"rni": np.rint, "rzi": np.trunc, "rmi": np.floor, "rpi": np.ceil}
+#: PTX's names of rounding in a direction.
+DIRECTIONS = {"rm": "rd", "rp": "ru", "rz": "rz"}
 _LARGEST = {"f16": 65504.0, "bf16": float(np.uint32(0x7F7F0000).view(np.float32))}
 
 
@@ -48,23 +52,44 @@ def _convert(x: np.ndarray, to: str, modifiers: tuple[str, ...]) -> np.ndarray:
         if to[0] in "us" and to != "ue8m0":
             info = np.iinfo(SIGNED[width(to)] if to[0] == "s" else UNSIGNED[width(to)])
             if real:
-                x = np.clip(np.nan_to_num(np.trunc(x.astype(np.float64))), float(info.min), float(info.max))
+                x = saturated(np.trunc(x.astype(np.float64)), width(to), to[0] == "u")
+                x = x.view(info.dtype)
             elif "sat" in modifiers:
                 x = np.clip(x.astype(np.int64), info.min, info.max)
             return encode(x, to)
-        if not real and width(to) < 64:
-            x = x.astype(np.float64).astype(np.float32)
+        if not real:
+            x = _from_integers(x, to, modifiers)
         if "sat" in modifiers:
             x = np.clip(np.nan_to_num(x), 0, 1).astype(x.dtype)
         if "satfinite" in modifiers and to in _LARGEST:
             x = np.clip(x, -_LARGEST[to], _LARGEST[to])
-        if "rz" in modifiers and to in _LARGEST:
-            x = _towards_zero(x, to)
+        for name in DIRECTIONS.keys() & set(modifiers):
+            if to in _LARGEST:
+                x = _neighbour(x, to, name)
+            elif to == "f32":
+                x = directed(lambda v: v.astype(np.float32), DIRECTIONS[name])(x)
         return encode(x, to)
 
 
-def _towards_zero(x: np.ndarray, to: str) -> np.ndarray:
-    """The number of type ``to`` next to each ``x`` that is not larger in magnitude."""
+def _from_integers(x: np.ndarray, to: str, modifiers: tuple[str, ...]) -> np.ndarray:
+    """Integers as numbers of type ``to``, rounded once; in a direction, as fp32 or fp64, whose rounding may be repeated."""
+    single = to != "f64"
+    for name in DIRECTIONS.keys() & set(modifiers):
+        return directed(lambda v: v.astype(np.float32 if single else np.float64), DIRECTIONS[name])(x)
+    kinds = {"f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16}
+    signed = torch.from_numpy(x.view(SIGNED[x.dtype.itemsize * 8]))
+    floats = from_integers(signed, kinds.get(to, torch.float32), x.dtype.kind == "u")
+    return (floats.to(torch.float32) if single else floats).numpy()
+
+
+def _neighbour(x: np.ndarray, to: str, direction: str) -> np.ndarray:
+    """The number of type ``to`` next to each ``x`` in a direction."""
     raw = encode(x, to)
-    grown = np.abs(decode(raw, to)) > np.abs(x)
-    return decode(np.where(grown, raw - U64(1), raw), to)
+    near = decode(raw, to)
+    above, below = (near > x) & (direction != "rp"), (near < x) & (direction != "rm")
+    if direction == "rz":
+        above, below = above & (x > 0), below & (x < 0)
+    away = np.where(np.signbit(near), -1, 1) * (below.astype(np.int64) - above.astype(np.int64))
+    stepped = (raw.astype(np.int64) + away).astype(U64)
+    least = np.where(above, (1 << (width(to) - 1)) + 1, 1).astype(U64)  # beside zero, on either side
+    return decode(np.where(above | below, np.where(near == 0, least, stepped), raw), to)

@@ -9,6 +9,7 @@ import torch
 
 from kernbench.triton_engine.fixed_width import SIGNED, UNSIGNED
 from kernbench.triton_engine.four_bits import E2M1
+from kernbench.triton_engine.rounding import to_odd
 
 U64 = np.uint64
 
@@ -56,6 +57,8 @@ def encode(value: np.ndarray, kind: str) -> np.ndarray:
     if kind == "tf32":
         return _round_to_tf32(value)
     if kind == "bf16":
+        if value.dtype == np.float64:
+            value = to_odd(value)
         t = torch.from_numpy(np.asarray(value, dtype=np.float32, order="C")).to(torch.bfloat16)
         return t.view(torch.int16).numpy().view(np.uint16).astype(U64)
     if kind == "f16":

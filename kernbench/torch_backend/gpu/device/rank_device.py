@@ -21,6 +21,7 @@ from kernbench.simulation.ranks.accelerator_errors import cuda_error
 from kernbench.simulation.ranks.hosts import Host
 from kernbench.simulation.ranks.locations import user_location
 from kernbench.simulation.simulation import Simulation
+from kernbench.torch_backend.device_numbers import number_of
 from kernbench.torch_backend.gpu.device.generators import DeviceGenerators
 from kernbench.torch_backend.gpu.device.gradient_streams import MOST, Changes
 from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus, settings, words
@@ -212,7 +213,7 @@ class RankDevice:
 
     def memory_at(self, device: Device = None) -> DeviceMemory:
         """Memory of a device given as torch lets one give it; default: the current one."""
-        if not self.chosen and not isinstance(device, int) and (device is None or torch.device(device).index is None):
+        if not self.chosen and number_of(device) is None:
             self._remark_on_choice()
         return self.simulation.storages.memory(self.sip(device))
 
@@ -231,17 +232,12 @@ class RankDevice:
         return self.visible[number] if number < len(self.visible) else self.simulation.sips[number]
 
     def number(self, device: Device = None) -> int:
-        """Index of a device given as an index, a string, a ``torch.device`` or None.
+        """Index of a device given as ``torch.cuda`` lets one give it.
 
         Raises ``torch.AcceleratorError``, as torch does, if there is none of that number, and RuntimeError if there is none.
         """
         self.require()
-        if isinstance(device, int):
-            index: int | None = device
-        elif device is None:
-            index = None
-        else:
-            index = torch.device(device).index
+        index = number_of(device)
         if index is None or index < 0:
             return self.index
         visible = self.visible  # first: what hides some is known from then on

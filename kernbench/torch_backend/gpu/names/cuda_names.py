@@ -148,11 +148,13 @@ def properties_of(topology: Topology, sip: int = 0) -> GpuProperties:
     """What ``torch.cuda.get_device_properties`` says of a SIP of a system."""
     spec = topology.device
     major, minor = capability_of(spec.target.arch)
+    memory_clock, memory_bits = spec.hbm.pins
     return GpuProperties(
         name=spec.product or spec.name, major=major, minor=minor, total_memory=spec.hbm.size, multi_processor_count=spec.pes,
         is_integrated=0, is_multi_gpu_board=0, warp_size=spec.target.warp_size, gcnArchName=str(spec.target.arch),
         max_threads_per_multi_processor=spec.pe.max_threads, max_threads_per_block=1024,
         regs_per_multiprocessor=spec.pe.registers // 4, clock_rate=round(spec.clock / 1e3),
+        memory_clock_rate=memory_clock, memory_bus_width=memory_bits,
         shared_memory_per_multiprocessor=spec.pe.tcm.size, shared_memory_per_block=spec.pe.tcm_per_block,
         shared_memory_per_block_optin=spec.pe.tcm_per_block, L2_cache_size=spec.l2.size if spec.l2 else 0,
         uuid=uuid_of(topology.system.name, sip), pci_bus_id=bus_of(sip % topology.sips_per_node), pci_device_id=0,
@@ -315,7 +317,6 @@ CUDA: dict[str, Any] = each_its_own({
     "device_count": device_count,
     "current_device": current_device_index,
     "set_device": set_device,
-    "device": DeviceGuard,
     "_DeviceGuard": DeviceGuard,
     "_exchange_device": exchange_device,
     "_maybe_exchange_device": exchange_device,
