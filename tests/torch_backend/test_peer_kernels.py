@@ -243,6 +243,35 @@ def _consumer_kernel(flags, data, out, CHUNK: tl.constexpr, CHUNKS: tl.constexpr
         tl.store(out + offsets, tl.load(data + offsets) * 2)
 
 
+@triton.jit
+def _read_by_address(out, table, peer, BLOCK: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    theirs = tl.load(table + peer).to(tl.pointer_type(tl.float32))
+    tl.store(out + at, tl.load(theirs + at))
+
+
+def test_memory_that_a_table_of_the_program_points_at_is_where_its_gpu_is(gpus: Callable[..., Any]) -> None:
+    """Nothing but the table names the peers' tensors to the kernel."""
+
+    def read(rank: int) -> list[float]:
+        mine, out = torch.full((1 << 24,), float(rank), device="cuda"), torch.empty(1 << 24, device="cuda")
+        addresses: list[Any] = [None] * WORLD
+        dist.all_gather_object(addresses, mine.data_ptr())
+        table = torch.tensor(addresses, device="cuda")
+        took = []
+        for peer in range(WORLD):
+            took.append(_milliseconds(lambda peer=peer: _read_by_address[(1 << 14,)](out, table, peer, BLOCK=1 << 10)))
+            assert out[-1].item() == peer
+        dist.barrier()
+        return took
+
+    nbytes = 4 << 24
+    for rank, took in enumerate(gpus(read)):
+        own = took.pop(rank)
+        assert min(took) > max(1e3 * nbytes / LINK, 2 * own)
+        assert max(took) < 4 * own + 1e3 * nbytes / LINK
+
+
 def test_copies_on_one_stream_feed_a_kernel_on_another(gpus: Callable[..., Any]) -> None:
     """The kernel is launched first, and waits for words that the other stream writes after each copy."""
 

@@ -8,7 +8,7 @@ from what it did.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -40,7 +40,7 @@ from kernbench.triton_engine.counts import Counts
 from kernbench.triton_engine.duration import estimate
 from kernbench.triton_engine.launching import executed, is_profiled, run_alone, scaled_counts
 from kernbench.triton_engine.machine import Execution, Launch
-from kernbench.triton_engine.memory import HostAllocation, MulticastRanges, find_all, write_epoch
+from kernbench.triton_engine.memory import HostAllocation, MulticastRanges, find_all, registry, write_epoch
 from kernbench.triton_engine.reuse import Look, look_at
 from kernbench.triton_engine.signals import Party, Words
 
@@ -202,6 +202,14 @@ class KernelLauncher:
         with self.hosts.current().as_one():
             addresses = dict.fromkeys(table.detach().flatten().view(torch.int64).tolist())
             return [each.flat(torch.uint8) for each in find_all(list(addresses), self.memory)]
+
+    def place_found(self, bases: Iterable[int]) -> None:
+        """Place memory that kernels have reached by its address alone, from a table of the program: whose it is decides
+        what goes over links."""
+        for base in bases:
+            found = registry.find(base) if self.engine.memory.find_host(base) is None else None
+            if found is not None:
+                self.streams.place(found.flat(torch.uint8))
 
     def _require_reach(self, launch: Launch, tensors: Sequence[torch.Tensor]) -> None:
         """Raise Triton's ValueError unless the current GPU reaches all tensors of a launch (the context's are anywhere).
@@ -536,6 +544,7 @@ class RunningBatch:
         topology = launcher.engine.topology
         sips = [launch.op.sip for launch in self._launches]
         traffic = self._execution.traffic()
+        launcher.place_found({base for by_base in traffic for base in by_base})
         remote, movers = traffic_of_launches(topology, launcher.engine.memory, traffic, sips)
         costs: list[tuple[Counts, Cost]] = []  # launches that did alike cost alike
         seconds = []
