@@ -18,7 +18,10 @@ from multiprocessing.process import parent_process
 from multiprocessing.util import Finalize
 from pathlib import Path
 
+from kernbench.processes import companion_waits
+from kernbench.runtime_api.adoption import simulated_gpu
 from kernbench.runtime_api.start_up import ALONE
+from kernbench.topology import resolve_topology
 from kernbench.trace.process_figures import ProcessFigures, written
 
 _LAST = -1000
@@ -28,23 +31,12 @@ _begun: list[object] = []
 """What keeps this process's simulation open."""
 
 
-def may_begin() -> bool:
-    """Whether this process may have a GPU of its own."""
-    return bool(os.environ.get(ALONE))
-
-
 def begin() -> None:
     """From here on, until it ends, this process has one.
 
     Raises what :func:`kernbench.simulated_gpu` does.
     """
-    from kernbench.processes import companion_waits
-
     companion_waits.end()
-    # here: a process that uses no GPU does without the simulation's code
-    from kernbench.runtime_api.adoption import simulated_gpu
-    from kernbench.topology import resolve_topology
-
     told = json.loads(os.environ[ALONE])
     file = _opened(told["figures"])
     me = ProcessFigures(name=_name(), pid=os.getpid())

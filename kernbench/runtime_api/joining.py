@@ -17,8 +17,8 @@ import torch
 from kernbench.driver_tools.before_joining import let_load_nvml
 from kernbench.errors import KernbenchError
 from kernbench.input_files import whole_number
-from kernbench.runtime_api import being_alone
 from kernbench.runtime_api.node_variables import CUDA, GPUS, PROPERTIES
+from kernbench.runtime_api.start_up import ALONE
 from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus
 from kernbench.torch_backend.process_groups import late_joining
 
@@ -68,7 +68,7 @@ def at_import_of_torch(generators: Generators) -> None:
     let_load_nvml()
     late_joining.install(
         lambda rank, size: _join_late(rank, size, _used(generators)), _named, gpus, properties, os.environ.get(CUDA),
-        being_alone.begin if being_alone.may_begin() else None,
+        _be_alone if os.environ.get(ALONE) else None,
     )  # fmt: skip
 
 
@@ -89,6 +89,12 @@ def _named() -> tuple[int, int] | None:
 def _used(generators: Generators) -> Collection[str]:
     """Those that the program has seeded, or drawn from."""
     return [name for name, (read, fresh) in generators.items() if read() != fresh]
+
+
+def _be_alone() -> None:
+    from kernbench.runtime_api import being_alone  # here: a process that uses no GPU does without the simulation's code
+
+    being_alone.begin()
 
 
 def _join_late(rank: int, size: int, keep: Collection[str]) -> None:

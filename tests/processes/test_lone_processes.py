@@ -182,3 +182,15 @@ def test_workers_of_a_block_with_a_gpu(tmp_path: Path) -> None:
         [sys.executable, "block.py"], cwd=tmp_path, env=ENVIRON, capture_output=True, text=True, timeout=300
     )
     assert ended.stdout.splitlines() == ["3.0 [0.0, 3.0, 6.0]", "['processes that are no'] False"], ended.stderr
+
+
+def test_a_process_that_uses_no_gpu_does_without_the_simulation(tmp_path: Path) -> None:
+    (tmp_path / "start.py").write_text(
+        "import subprocess, sys\n"
+        "heavy = \"{'kernbench.simulation', 'pydantic'} & {*sys.modules}\"\n"
+        "code = f'import sys, torch; print(torch.cuda.is_available(), {heavy})'\n"
+        "print(subprocess.run([sys.executable, '-c', code], capture_output=True, text=True).stdout, end='')\n"
+    )
+    for how in (["start.py"], ["--", sys.executable, "start.py"]):
+        ended = _run(["--no-summary", *how], tmp_path)
+        assert ended.stdout.splitlines() == ["True set()"], ended.stderr
