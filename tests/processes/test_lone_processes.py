@@ -118,6 +118,7 @@ def test_a_process_that_is_killed_has_no_figures(tmp_path: Path) -> None:
     assert "no figures of 1 process: killed, or still running" in ended.stdout
 
 
+@pytest.mark.long  # processes that import torch
 def test_one_that_is_terminated_has_figures_and_ends_by_the_signal(tmp_path: Path) -> None:
     (tmp_path / "ended.py").write_text(
         "import os, signal, torch\ntorch.ones(2).cuda()\nos.kill(os.getpid(), signal.SIGTERM)\nprint('goes on')\n"
@@ -145,6 +146,7 @@ def test_lines_that_no_process_has_written_are_left_out() -> None:
     assert not [*process_lines([])]
 
 
+@pytest.mark.long  # processes that import torch
 def test_what_simulates_itself_is_no_rank_of_another_simulation(tmp_path: Path) -> None:
     """A program that runs kernbench's command, or opens a simulation, under ``kernbench run``."""
     (tmp_path / "inner.py").write_text(
@@ -184,6 +186,7 @@ def test_workers_of_a_block_with_a_gpu(tmp_path: Path) -> None:
     assert ended.stdout.splitlines() == ["3.0 [0.0, 3.0, 6.0]", "['processes that are no'] False"], ended.stderr
 
 
+@pytest.mark.long  # processes that import torch
 def test_a_process_that_uses_no_gpu_does_without_the_simulation(tmp_path: Path) -> None:
     (tmp_path / "start.py").write_text(
         "import subprocess, sys\n"

@@ -295,6 +295,7 @@ print("done")
 """
 
 
+@pytest.mark.long  # seconds: processes that import torch
 @pytest.mark.parametrize("module", ["torch.distributed.fsdp", "torch.testing._internal.distributed.fake_pg"])
 def test_groups_that_send_nothing_are_there_once_torch_has_registered_them(module: str, warm_python: str) -> None:
     """Where a rank is the first to import the module, and in the next simulation, which finds it imported."""

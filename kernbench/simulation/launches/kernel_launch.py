@@ -149,7 +149,7 @@ class KernelLauncher:
     say: Callable[[str], None]
     memory: KernelMemory = field(init=False)
     last: Operation | None = field(default=None, init=False)
-    maps: Callable[[torch.Tensor], bool] = field(default=lambda _: False, init=False)
+    maps: Callable[[torch.Tensor], bool] = field(default_factory=lambda: _maps_nothing, init=False)
     looks: dict[object, Look] = field(default_factory=dict, init=False)
     sampled: dict[object, Cost] = field(default_factory=dict, init=False)
 
@@ -212,16 +212,18 @@ class KernelLauncher:
                 self.streams.place(found.flat(torch.uint8))
 
     def _require_reach(self, launch: Launch, tensors: Sequence[torch.Tensor]) -> None:
-        """Raise Triton's ValueError unless the current GPU reaches all tensors of a launch (the context's are anywhere).
+        """Raise Triton's ValueError unless the current GPU reaches all tensors of a launch.
 
-        In a program with GPUs none is in the host's memory that is not pinned, nor another GPU's without access to it."""
+        In a program with GPUs none is in the host's memory that is not pinned, nor another GPU's without access to it. Tensors
+        of the context are with both."""
         host = self.hosts.current()
+        with_host = not host.uses_gpu or any(map(tells_of_looks, tensors))
         for each in tensors:
             block = self.streams.stored_of(each)
             if tells_of_looks(each):
                 reached = True
             elif type(block) is not Block:
-                reached = not host.uses_gpu or self.maps(each)
+                reached = with_host or self.maps(each)
             else:
                 reached = block.memory.sip == host.sip or block.shared or _reaches_peer(host, block)
             if not reached and each.numel():
@@ -290,6 +292,10 @@ class KernelLauncher:
     def activity(self) -> tuple[int, int]:
         """Changes whenever a rank has run or an operation has ended: memory may have been written since."""
         return self.engine.progress, self.scheduler.resumed
+
+
+def _maps_nothing(tensor: torch.Tensor) -> bool:
+    return False
 
 
 def _reaches_peer(host: Host, block: Block) -> bool:
