@@ -70,7 +70,7 @@ def _run(arguments: list[str], folder: Path) -> subprocess.CompletedProcess[str]
 
 
 @pytest.mark.long  # ten processes that import torch
-@pytest.mark.parametrize("how", [[], ["--isolation", "process"], ["--nproc-per-node", "1"], ["--", sys.executable]])
+@pytest.mark.parametrize("how", [["--isolation", "process", "--nproc-per-node", "1"], ["--", sys.executable]])
 def test_workers_have_gpus_of_their_own(how: list[str], tmp_path: Path) -> None:
     (tmp_path / "workers.py").write_text(WORKERS)
     ended = _run(["--json", "result.json", *how, "workers.py"], tmp_path)

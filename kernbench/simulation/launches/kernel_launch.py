@@ -8,7 +8,7 @@ from what it did.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -23,7 +23,7 @@ from kernbench.scheduler import RankScheduler
 from kernbench.sim_engine import Condition, DataExecutor, GraphEngine, MemoryStore, Operation
 from kernbench.sim_engine.data_executor import Deferred, Finished, Running
 from kernbench.sim_engine.memory_store import Allocation as Placed
-from kernbench.simulation.launches.remote_traffic import RemoteTraffic, traffic_of_launches
+from kernbench.simulation.launches.remote_traffic import Home, RemoteTraffic, traffic_of_launches
 from kernbench.simulation.launches.signal_timing import SignalTiming
 from kernbench.simulation.launches.streams import Streams
 from kernbench.simulation.memory.reserved import reserved_zeros
@@ -203,13 +203,17 @@ class KernelLauncher:
             addresses = dict.fromkeys(table.detach().flatten().view(torch.int64).tolist())
             return [each.flat(torch.uint8) for each in find_all(list(addresses), self.memory)]
 
-    def place_found(self, bases: Iterable[int]) -> None:
-        """Place memory that kernels have reached by its address alone, from a table of the program: whose it is decides
-        what goes over links."""
-        for base in bases:
-            found = registry.find(base) if self.engine.memory.find_host(base) is None else None
-            if found is not None:
-                self.streams.place(found.flat(torch.uint8))
+    def home_of(self, base: int) -> Home | None:
+        """Where memory is; None if it is the host's, which no GPU has mapped, or nothing is known of it.
+
+        What kernels have reached by its address alone, from a table of the program, has no place among a SIP's addresses.
+        """
+        placed = self.engine.memory.find_host(base)
+        if placed is not None:
+            return Home(placed.space == "host", placed.sip)
+        found = registry.find(base)
+        block = None if found is None else self.streams.stored_of(found.flat(torch.uint8))
+        return Home(block.mapped, block.memory.sip) if isinstance(block, Block) else None
 
     def _require_reach(self, launch: Launch, tensors: Sequence[torch.Tensor]) -> None:
         """Raise Triton's ValueError unless the current GPU reaches all tensors of a launch.
@@ -550,8 +554,7 @@ class RunningBatch:
         topology = launcher.engine.topology
         sips = [launch.op.sip for launch in self._launches]
         traffic = self._execution.traffic()
-        launcher.place_found({base for by_base in traffic for base in by_base})
-        remote, movers = traffic_of_launches(topology, launcher.engine.memory, traffic, sips)
+        remote, movers = traffic_of_launches(topology, launcher.home_of, traffic, sips)
         costs: list[tuple[Counts, Cost]] = []  # launches that did alike cost alike
         seconds = []
         for number, (launch, own) in enumerate(zip(self._launches, self._execution.counts_by_launch(), strict=True)):

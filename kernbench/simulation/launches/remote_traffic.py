@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
-from kernbench.sim_engine import MemoryStore
 from kernbench.topology import Route, Topology
 from kernbench.triton_engine.counts import TensorTraffic
+
+
+class Home(NamedTuple):
+    """Where memory is: on a SIP, or (``is_host``) the host's, which that SIP has mapped."""
+
+    is_host: bool
+    sip: int
 
 
 class RemoteTraffic:
@@ -67,19 +74,23 @@ class RemoteTraffic:
 
 
 def traffic_of_launches(
-    topology: Topology, memory: MemoryStore, moved: Sequence[Mapping[int, TensorTraffic]], sips: Sequence[int]
+    topology: Topology,
+    home_of: Callable[[int], Home | None],
+    moved: Sequence[Mapping[int, TensorTraffic]],
+    sips: Sequence[int],
 ) -> tuple[RemoteTraffic, frozenset[int]]:
     """The remote part of what launches moved that run at one time, and the numbers of those that moved any.
 
     Args:
+        home_of: where the allocation at a base address is.
         moved: for each launch by base address of the allocation.
         sips: of the launches.
     """
     remote, movers = RemoteTraffic(topology), set()
     for launch, (sip, by_base) in enumerate(zip(sips, moved, strict=True)):
         for base, traffic in by_base.items():
-            home = memory.find_host(base)
-            if home is not None and home.space == "host":
+            home = home_of(base)
+            if home is not None and home.is_host:
                 remote.read_host(sip, traffic.read)
                 remote.write_host(sip, traffic.written)
                 movers.add(launch)

@@ -12,7 +12,7 @@ from kernbench.cost.work import Cost
 from kernbench.sim_engine import GraphEngine, Operation
 from kernbench.sim_engine.log_rows import Title
 from kernbench.sim_engine.op_log import MemoryRanges
-from kernbench.simulation.memory.storages import Block, StorageTable, Stored
+from kernbench.simulation.memory.storages import StorageTable, Stored
 from kernbench.simulation.memory.tensor_queries import plain, tensors_in
 from kernbench.simulation.ranks.hosts import Host, Hosts
 from kernbench.simulation.ranks.listeners import Stages
@@ -138,11 +138,6 @@ class Streams:
     def stored_of(self, tensor: torch.Tensor) -> Stored | None:
         """What is known about a tensor's storage, None if nothing."""
         return self._storages.of(tensor)
-
-    def place(self, tensor: torch.Tensor) -> None:
-        """Give memory on a SIP, which nothing has addressed yet, its place among the addresses there."""
-        if isinstance(self._storages.of(tensor), Block):
-            self._storages.adopt(tensor, self._hosts.current())
 
     def note_written(self, tensor: torch.Tensor, *, computed: bool) -> None:
         """From now on what a tensor holds is assumed: something has written to it, which is ``computed``, or has numbers with a
