@@ -18,7 +18,6 @@ from kernbench.environment_variables import variables_set
 from kernbench.processes.gate import INHERITED, listening
 from kernbench.runtime_api.child_variables import child_variables
 from kernbench.runtime_api.joining import ADDRESS, TAKEN, taken
-from kernbench.runtime_api.start_up import ALONE
 from kernbench.topology import Topology
 
 _BEGIN = "import sys; sys.path.insert(0, {0!r}); import kernbench.cli; sys.path.remove({0!r}); kernbench.cli.main()"
@@ -45,8 +44,7 @@ class RunBeside:
         address, listener = listening()
         begin = _BEGIN.format(str(Path(kernbench.__file__).parents[1]))
         environ = {**os.environ, INHERITED: f"{listener.fileno()} {address}"}
-        for name in (ADDRESS, ALONE):
-            environ.pop(name, None)
+        environ.pop(ADDRESS, None)
         # what it runs ends when our end of the pipe is closed, however we end
         self._process = subprocess.Popen(
             [sys.executable, "-c", begin, "run", *self._options, "--", "cat"], stdin=subprocess.PIPE, env=environ,

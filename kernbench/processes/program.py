@@ -10,12 +10,12 @@ import traceback
 from atexit import _clear, _run_exitfuncs
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
-from multiprocessing.process import _children, parent_process  # type: ignore[attr-defined]
-from multiprocessing.util import Finalize, _exit_function, _finalizer_registry, _run_after_forkers  # type: ignore[attr-defined]
+from multiprocessing.process import _children  # type: ignore[attr-defined]
+from multiprocessing.util import _exit_function, _finalizer_registry, _run_after_forkers  # type: ignore[attr-defined]
 from typing import Any, NoReturn, TextIO
 
 from kernbench.errors import KernbenchError, kind_of
-from kernbench.process_end import await_threads
+from kernbench.process_end import at_process_end, await_threads
 from kernbench.processes import outside
 from kernbench.processes.channel import Portable, portable
 from kernbench.processes.family import Child
@@ -29,9 +29,6 @@ from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.environment import Environment
 from kernbench.torch_backend.process_groups.stores import StoreHost
 from kernbench.torch_backend.rank_state.output import require_encodable
-
-_LAST = -1000
-"""Priority of what is done at the end of a process of multiprocessing, after all else."""
 
 
 class SentStream:
@@ -154,10 +151,7 @@ def join(
             sys.stderr.flush()
             leave(1)
 
-    if parent_process() is None:
-        atexit.register(end)
-    else:  # one of multiprocessing's, which may end without what atexit does
-        Finalize(None, end, exitpriority=_LAST)
+    at_process_end(end)
 
 
 def _be_rank(

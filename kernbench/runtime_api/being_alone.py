@@ -4,7 +4,6 @@ the end what that came to. :mod:`kernbench.runtime_api.lone_processes` has the s
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import ctypes
 import json
@@ -15,20 +14,14 @@ import sys
 import threading
 from collections.abc import Callable
 from multiprocessing.process import parent_process
-from multiprocessing.util import Finalize
 from pathlib import Path
 
+from kernbench.process_end import at_process_end
 from kernbench.processes import companion_waits
 from kernbench.runtime_api.adoption import simulated_gpu
 from kernbench.runtime_api.start_up import ALONE
 from kernbench.topology import resolve_topology
 from kernbench.trace.process_figures import ProcessFigures, written
-
-_LAST = -1000
-"""Priority of what is done at the end of a process of multiprocessing, after all else."""
-
-_begun: list[object] = []
-"""What keeps this process's simulation open."""
 
 
 def begin() -> None:
@@ -61,11 +54,7 @@ def begin() -> None:
     _tell_when_terminated(tell)
     ctx = opened.__enter__()
     ctx.simulation.threads.has_others = lambda: True  # whatever has started it
-    _begun.append(ctx)
-    if parent_process() is None:
-        atexit.register(end)
-    else:  # one of multiprocessing's, which may end without what atexit does
-        Finalize(None, end, exitpriority=_LAST)
+    at_process_end(end)
 
 
 def _name() -> str:

@@ -73,6 +73,11 @@ def memory_of_ranks(simulation: Simulation) -> list[RankMemory]:
     return [_of_process(each) for each in sorted(used, key=lambda each: (each.host.rank or 0, each.index))]
 
 
+def fullest_of_ranks(simulation: Simulation) -> dict[int, RankMemory]:
+    """By rank, its memory on the SIP of which it needs most."""
+    return {each.rank: each for each in sorted(memory_of_ranks(simulation), key=lambda each: each.on_device)}
+
+
 def _of_process(memory: ProcessMemory) -> RankMemory:
     memory.claim_all()
     ledger, counters = memory.ledger, memory.allocator.statistics.counters

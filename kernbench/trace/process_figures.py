@@ -5,16 +5,15 @@ Each has a simulation of its own; the run that has started them reads their figu
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kernbench.plurals import counted
 from kernbench.simulation.simulation import Simulation
-from kernbench.trace.memory_report import memory_of_ranks
+from kernbench.trace.memory_report import fullest_of_ranks
 from kernbench.trace.notes import notes_of
-from kernbench.trace.rank_times import rank_times
+from kernbench.trace.rank_times import TIME_HEADS, rank_times
 
 _SHOWN = 16
 """Processes that are printed one by one, the slowest first."""
@@ -56,20 +55,13 @@ class ProcessFigures(BaseModel):
     def of(cls, simulation: Simulation, name: str, pid: int) -> ProcessFigures:
         """Those of a simulation's only rank, up to now."""
         times = rank_times(simulation)
-        memories = sorted(memory_of_ranks(simulation), key=lambda memory: memory.on_device)
-        fullest = (
-            {}
-            if not memories
-            else {
-                "gpu": memories[-1].device,
-                "allocated_bytes": memories[-1].peak,
-                "reserved_bytes": memories[-1].peak_reserved,
-            }
-        )
         (time,) = times
+        memory = fullest_of_ranks(simulation).get(time.rank)
+        gpu, allocated, reserved = (0, 0, 0) if memory is None else (memory.device, memory.peak, memory.peak_reserved)
         return cls(
             name=name, pid=pid, ended=True, seconds=time.total, compute=time.compute, communication=time.communication,
-            host=time.host, idle=time.idle, notes=notes_of(simulation, times), **fullest,
+            host=time.host, idle=time.idle, gpu=gpu, allocated_bytes=allocated, reserved_bytes=reserved,
+            notes=notes_of(simulation, times),
         )  # fmt: skip
 
 
@@ -83,8 +75,8 @@ def read(lines: bytes) -> list[ProcessFigures]:
     found: dict[int, ProcessFigures] = {}
     for line in lines.splitlines():
         try:
-            figures = ProcessFigures.model_validate(json.loads(line))
-        except (ValidationError, ValueError, RecursionError):
+            figures = ProcessFigures.model_validate_json(line)
+        except ValidationError:
             continue
         found[figures.pid] = figures
     return sorted(found.values(), key=lambda each: (each.name, each.pid))
@@ -102,9 +94,7 @@ def process_lines(found: Sequence[ProcessFigures], *, races: bool = False) -> It
     for each in ended[:_SHOWN]:
         shares = (each.compute, each.communication, each.idle, each.host)
         parts = (share / each.seconds if each.seconds else 0.0 for share in shares)
-        of_time = ", ".join(
-            f"{name} {part:.1%}" for name, part in zip(("compute", "comm", "idle", "host"), parts, strict=True)
-        )
+        of_time = ", ".join(f"{name} {part:.1%}" for name, part in zip(TIME_HEADS[2:], parts, strict=True))
         peak = f"{each.allocated_bytes / 2**30:.2f} GiB allocated on GPU {each.gpu}"
         yield f"{each.name:>{width}} {each.seconds * 1e3:12.4f} ms: {of_time}; {peak}"
     if len(ended) > _SHOWN:

@@ -22,7 +22,7 @@ from kernbench.output_files import write_file
 from kernbench.simulation.simulation import Simulation
 from kernbench.spec_files import check_json
 from kernbench.trace.critical import critical_path
-from kernbench.trace.memory_report import RankMemory, memory_of_ranks
+from kernbench.trace.memory_report import RankMemory, fullest_of_ranks
 from kernbench.trace.notes import notes_of
 from kernbench.trace.process_figures import OWN_CLOCKS, ProcessFigures
 from kernbench.trace.rank_times import RankTime, rank_times, traffic
@@ -200,8 +200,7 @@ def result_of(
         )  # fmt: skip
     failures = tuple(failure_of(rank, error) for rank, error in sorted((errors or {}).items()))
     whole = None if extrapolate is None else times.extrapolate(extrapolate)
-    memories = sorted(memory_of_ranks(simulation), key=lambda memory: memory.on_device)
-    fullest = {memory.rank: memory for memory in memories}
+    fullest = fullest_of_ranks(simulation)
     lines = rank_times(simulation)
     ranks = [_of_rank(simulation, line, fullest.get(line.rank)) for line in lines]
     gpus = len(ranks) if simulation.hosts.folding is None else simulation.hosts.folding.world
