@@ -2,23 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import threading
 from collections.abc import Callable, Iterable
-from multiprocessing.process import parent_process
-from multiprocessing.util import Finalize
 from threading import _threading_atexits  # type: ignore[attr-defined]
-
-_LAST = -1000
-"""Priority of what is done at the end of a process of multiprocessing, after all else."""
-
-
-def at_process_end(end: Callable[[], None]) -> None:
-    """Have ``end`` called when this process ends by itself."""
-    if parent_process() is None:
-        atexit.register(end)
-    else:  # one of multiprocessing's, which may end without what atexit does
-        Finalize(None, end, exitpriority=_LAST)
 
 
 def await_threads(threads: Callable[[], Iterable[threading.Thread]] = threading.enumerate) -> None:

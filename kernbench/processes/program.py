@@ -15,10 +15,11 @@ from multiprocessing.util import _exit_function, _finalizer_registry, _run_after
 from typing import Any, NoReturn, TextIO
 
 from kernbench.errors import KernbenchError, kind_of
-from kernbench.process_end import at_process_end, await_threads
+from kernbench.process_end import await_threads
 from kernbench.processes import outside
 from kernbench.processes.channel import Portable, portable
 from kernbench.processes.family import Child
+from kernbench.processes.own_end import at_own_end
 from kernbench.processes.process_results import Legacy
 from kernbench.processes.rank_process import leave, tell_nothing, tell_where
 from kernbench.processes.rank_side import RankSide
@@ -151,7 +152,7 @@ def join(
             sys.stderr.flush()
             leave(1)
 
-    at_process_end(end)
+    at_own_end(end)
 
 
 def _be_rank(

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from multiprocessing.process import parent_process
 from pathlib import Path
 
-from kernbench.process_end import at_process_end
 from kernbench.processes import companion_waits
+from kernbench.processes.own_end import at_own_end
 from kernbench.runtime_api.adoption import simulated_gpu
 from kernbench.runtime_api.start_up import ALONE
 from kernbench.topology import resolve_topology
@@ -54,7 +54,7 @@ def begin() -> None:
     _tell_when_terminated(tell)
     ctx = opened.__enter__()
     ctx.simulation.threads.has_others = lambda: True  # whatever has started it
-    at_process_end(end)
+    at_own_end(end)
 
 
 def _name() -> str:
