@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from kernbench.memory.limits import format_size
 from kernbench.plurals import counted
 from kernbench.simulation.simulation import Simulation
 from kernbench.trace.memory_report import fullest_of_ranks
@@ -95,7 +96,7 @@ def process_lines(found: Sequence[ProcessFigures], *, races: bool = False) -> It
         shares = (each.compute, each.communication, each.idle, each.host)
         parts = (share / each.seconds if each.seconds else 0.0 for share in shares)
         of_time = ", ".join(f"{name} {part:.1%}" for name, part in zip(TIME_HEADS[2:], parts, strict=True))
-        peak = f"{each.allocated_bytes / 2**30:.2f} GiB allocated on GPU {each.gpu}"
+        peak = f"{format_size(each.allocated_bytes)} allocated on GPU {each.gpu}"
         yield f"{each.name:>{width}} {each.seconds * 1e3:12.4f} ms: {of_time}; {peak}"
     if len(ended) > _SHOWN:
         yield f"and {len(ended) - _SHOWN} quicker ones"

@@ -140,7 +140,7 @@ def test_lines_that_no_process_has_written_are_left_out() -> None:
     said = [*process_lines([ended, begun])]
     assert said[0] == "\n2 processes with a GPU of their own"
     shares = "compute 50.0%, comm 0.0%, idle 50.0%, host 0.0%"
-    assert said[1] == f"a     500.0000 ms: {shares}; 0.00 GiB allocated on GPU 0"
+    assert said[1] == f"a     500.0000 ms: {shares}; 0 bytes allocated on GPU 0"
     assert said[2] == "no figures of 1 process: killed, or still running"
     assert said[-1] == "assumed"
     assert not [*process_lines([])]
