@@ -18,11 +18,17 @@ import torch
 from kernbench.cost.peer_access import peer_share
 from kernbench.cost.work import Cost, StatedWork, over_links
 from kernbench.errors import DeadlockError, KernbenchError
-from kernbench.memory.ledger import BACKWARD, PHASES
 from kernbench.scheduler import RankScheduler
 from kernbench.sim_engine import Condition, DataExecutor, GraphEngine, MemoryStore, Operation
 from kernbench.sim_engine.data_executor import Deferred, Finished, Running
 from kernbench.sim_engine.memory_store import Allocation as Placed
+from kernbench.simulation.launches.kernel_tensors import (
+    given_tensor,
+    maps_nothing,
+    require_reach,
+    tensor_of,
+    tensors_of,
+)
 from kernbench.simulation.launches.remote_traffic import Home, RemoteTraffic, traffic_of_launches
 from kernbench.simulation.launches.signal_timing import SignalTiming
 from kernbench.simulation.launches.streams import Streams
@@ -104,23 +110,6 @@ class KernelMemory:
         return self.multicast.bases_of(address)
 
 
-def given_tensor(arg: object) -> torch.Tensor | None:
-    """The tensor that an argument of a kernel is, or into which a descriptor or a reinterpretation of Triton's points."""
-    tensor = arg if isinstance(arg, torch.Tensor) else getattr(arg, "base", None)
-    return tensor if isinstance(tensor, torch.Tensor) else None
-
-
-def tensor_of(arg: object) -> torch.Tensor | None:
-    """That tensor, plain."""
-    tensor = given_tensor(arg)
-    return None if tensor is None else plain(tensor)
-
-
-def tensors_of(args: Sequence[object]) -> list[torch.Tensor]:
-    """The tensors among the arguments of a kernel."""
-    return [tensor for arg in args if (tensor := tensor_of(arg)) is not None]
-
-
 def is_kernel(kernel: object) -> bool:
     """Whether ``kernel`` is Triton's: a ``@triton.jit`` function, or one wrapped by autotune or heuristics."""
     return hasattr(kernel, "run") and hasattr(kernel, "fn") and hasattr(kernel, "__getitem__")
@@ -149,7 +138,7 @@ class KernelLauncher:
     say: Callable[[str], None]
     memory: KernelMemory = field(init=False)
     last: Operation | None = field(default=None, init=False)
-    maps: Callable[[torch.Tensor], bool] = field(default_factory=lambda: _maps_nothing, init=False)
+    maps: Callable[[torch.Tensor], bool] = field(default_factory=lambda: maps_nothing, init=False)
     looks: dict[object, Look] = field(default_factory=dict, init=False)
     sampled: dict[object, Cost] = field(default_factory=dict, init=False)
 
@@ -215,24 +204,6 @@ class KernelLauncher:
         block = None if found is None else self.streams.stored_of(found.flat(torch.uint8))
         return Home(block.mapped, block.memory.sip) if isinstance(block, Block) else None
 
-    def _require_reach(self, launch: Launch, tensors: Sequence[torch.Tensor]) -> None:
-        """Raise Triton's ValueError unless the current GPU reaches all tensors of a launch.
-
-        In a program with GPUs none is in the host's memory that is not pinned, nor another GPU's without access to it. Tensors
-        of the context are with both."""
-        host = self.hosts.current()
-        with_host = not host.uses_gpu or any(map(tells_of_looks, tensors))
-        for each in tensors:
-            block = self.streams.stored_of(each)
-            if tells_of_looks(each):
-                reached = True
-            elif type(block) is not Block:
-                reached = with_host or self.maps(each)
-            else:
-                reached = block.memory.sip == host.sip or block.shared or _reaches_peer(host, block)
-            if not reached and each.numel():
-                raise ValueError(_out_of_reach(launch, each, block))
-
     def submit(self, launch: Launch) -> None:
         """Enqueue a launch on the running rank's stream."""
         if self.hosts.inside_kernel:
@@ -240,7 +211,7 @@ class KernelLauncher:
                 f"kernel {launch.name} was launched from inside a kernel: launch it from the rank's program"
             )
         tensors = [tensor for arg in launch.args if (tensor := given_tensor(arg)) is not None]
-        self._require_reach(launch, tensors)
+        require_reach(launch, tensors, self.hosts.current(), self.streams.stored_of, self.maps)
         launch.args = [plain(arg) if isinstance(arg, torch.Tensor) else arg for arg in launch.args]
         host = self.hosts.current()
         launch.rank, launch.cold, launch.in_graph = host.rank, host.cold, host.in_graph
@@ -296,33 +267,6 @@ class KernelLauncher:
     def activity(self) -> tuple[int, int]:
         """Changes whenever a rank has run or an operation has ended: memory may have been written since."""
         return self.engine.progress, self.scheduler.resumed
-
-
-def _maps_nothing(tensor: torch.Tensor) -> bool:
-    return False
-
-
-def _reaches_peer(host: Host, block: Block) -> bool:
-    """Whether a launch reaches memory of a GPU that is not the current one: torch has copied from this to that, or it is
-    another process's, opened by CUDA's IPC.
-
-    Where it is not known which is current it is taken to: in autograd's thread of each GPU, and in a graph.
-    """
-    if block.owner.host is not host or host.in_graph or host.phase % PHASES == BACKWARD:
-        return True
-    return (host.sip, block.memory.sip) in host.reaches
-
-
-def _out_of_reach(launch: Launch, tensor: torch.Tensor, block: object) -> str:
-    at = next(place for place, arg in enumerate(launch.args) if given_tensor(arg) is tensor)
-    text = f"Pointer argument (at {at}) cannot be accessed from Triton (cpu tensor?): kernel {launch.name} is given a tensor "
-    if not isinstance(block, Block):
-        return f"{text}{tuple(tensor.shape)} of the host"
-    index = block.memory.index
-    return (
-        f"{text}{tuple(tensor.shape)} of cuda:{index} while another GPU is current, on which it is launched. Launch it inside "
-        f"of `with torch.cuda.device({index}):`, or set that device"
-    )
 
 
 class TritonLaunch:
