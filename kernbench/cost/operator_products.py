@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import ceil, prod
+from math import ceil, prod, sqrt
 
 from kernbench.cost.operands import Operands, Shape, Shapes
 from kernbench.cost.operator import Product
@@ -45,6 +45,25 @@ def linear_backward(given: Shapes, made: Shapes) -> list[Product]:
 def packed_linear(given: Shapes, made: Shapes) -> list[Product]:
     """A weight in a layout of its own: the result says how many columns it has."""
     return [(1, max(prod(given[0][:-1]), 1), made[0][-1], given[0][-1])] if given and made and given[0] else []
+
+
+def two_of_four(dense: int, packed: int) -> Callable[[Shapes, Shapes], list[Product]]:
+    """Two of every four elements of the operand at ``packed`` are kept, and matrix engines skip the others: a product half
+    as deep [NVIDIA: tensor cores from Ampere on multiply such matrices at twice the dense rate].
+
+    The operand is ``[M, K / 2]``, or a row of ``9/16 M K`` elements with their places. Which way the ``dense`` one lies does
+    not say how deep the product is, but sizes do: ``(M N K)^2 = (M N) (N K) (M K)``.
+    """
+
+    def products(given: Shapes, made: Shapes) -> list[Product]:
+        if len(given) <= max(dense, packed) or not made or not prod(made[0]):
+            return []
+        kept = given[packed]
+        elements = prod(kept) * (2 if len(kept) > 1 else 16 / 9)
+        deep = sqrt(prod(given[dense]) * elements / prod(made[0]))
+        return [(1, max(prod(made[0][:-1]), 1), made[0][-1], max(round(deep / 2), 1))]
+
+    return products
 
 
 def addbmm(given: Shapes, made: Shapes) -> list[Product]:

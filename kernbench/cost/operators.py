@@ -44,6 +44,7 @@ from kernbench.cost.operator_products import (
     solved,
     trilinear,
     trilinear_launches,
+    two_of_four,
 )
 from kernbench.cost.operator_traffic import (
     as_log_of_sum,
@@ -191,7 +192,8 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
         complex _to_sparse _to_dense
         sparse_mask _pin_memory lift_fresh_copy slice_scatter select_scatter diagonal_scatter as_strided_scatter
         slice_backward select_backward diagonal_backward unfold_backward _foreach_copy fsdp::copy_ slice_inverse
-        narrow_copy lu_unpack _copy_from dequantize int_repr _convert_weight_to_int4pack _jagged_to_padded_dense
+        narrow_copy lu_unpack _copy_from dequantize int_repr _convert_weight_to_int4pack _cslt_compress
+        _jagged_to_padded_dense
         _padded_dense_to_jagged _nested_from_padded_tensor nested_to_padded_tensor
         to_padded_tensor _nested_from_padded _nested_tensor_from_tensor_list""",
         _COPY,
@@ -235,7 +237,7 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
         blackman_window
         hamming_window hann_window kaiser_window fft_fftfreq fft_rfftfreq _foreach_zero
         _new_zeros_with_same_feature_meta _philox_key_split _philox_key_fold_in
-        _cudnn_init_dropout_state affine_grid_generator""",
+        _cudnn_init_dropout_state affine_grid_generator cudnn_affine_grid_generator""",
         _moves("fill", written),
     ),
     (
@@ -260,7 +262,7 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
     ("upsample_linear1d upsample_trilinear3d", _pools("trilinear")),
     ("upsample_bilinear2d", _pools("bilinear")),
     ("upsample_bicubic2d", _pools("bicubic")),
-    ("grid_sampler_2d grid_sampler_3d", _pools("grid")),
+    ("grid_sampler_2d grid_sampler_3d cudnn_grid_sampler", _pools("grid")),
     (
         """abs acos acosh add addcdiv addcmul addr and angle asin asinh atan atan2 atanh bitwise_and
         bitwise_left_shift bitwise_not bitwise_or bitwise_right_shift bitwise_xor ceil celu clamp clamp_max clamp_min
@@ -375,13 +377,19 @@ _ROWS: tuple[tuple[str, Operator], ...] = (
         mkl::_mkl_linear""",
         _multiplies(packed_linear, 0),
     ),
+    # two of four elements are kept
+    ("cslt_sparse_mm", _multiplies(two_of_four(1, 0), library=LT)),
+    ("semi_structured::cusparselt_mm", _multiplies(two_of_four(0, 1), library=LT)),
+    ("semi_structured::cutlass_mm sparse_semi_structured_linear", _multiplies(two_of_four(0, 1))),
+    ("sparse_semi_structured_mm", _multiplies(two_of_four(2, 0), 0, 2)),
+    ("sparse_semi_structured_addmm", replace(_multiplies(two_of_four(3, 1), 1, 3), adds=True)),
     # a kernel makes problems of the offsets, another multiplies
     ("grouped_mm scaled_grouped_mm scaled_grouped_mm_v2", replace(_multiplies(grouped), launches=2, groups=True)),
     (
-        """convolution convolution_overrideable cudnn_convolution cudnn_convolution_relu cudnn_convolution_transpose
-        miopen_convolution mkldnn_convolution slow_conv2d_forward slow_conv3d_forward slow_conv_dilated2d
-        slow_conv_dilated3d slow_conv_transpose2d slow_conv_transpose3d conv_depthwise2d conv_depthwise3d
-        nnpack_spatial_convolution mkldnn::_convolution_pointwise""",
+        """convolution convolution_overrideable cudnn_convolution cudnn_convolution_relu cudnn_convolution_add_relu
+        cudnn_convolution_transpose miopen_convolution mkldnn_convolution slow_conv2d_forward slow_conv3d_forward
+        slow_conv_dilated2d slow_conv_dilated3d slow_conv_transpose2d slow_conv_transpose3d conv_depthwise2d
+        conv_depthwise3d nnpack_spatial_convolution mkldnn::_convolution_pointwise""",
         replace(_multiplies(convolution, library=DNN), convolves=True, images=True, chosen=True, scratch=layout_copies_of),
     ),
     (

@@ -77,6 +77,26 @@ def square(**options: Any) -> torch.Tensor:
     return torch.ones(SIDE, SIDE, device="cuda", **options)
 
 
+@torch.library.custom_op("kernbench_tests::several", mutates_args=())
+def several(x: torch.Tensor, count: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    return x + 1, [x * at for at in range(count)]
+
+
+@several.register_fake
+def _several(x: torch.Tensor, count: int) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    return torch.empty_like(x), [torch.empty_like(x) for _ in range(count)]
+
+
+@pytest.mark.parametrize("enable_data", [True, False])
+def test_a_list_within_what_it_returns_is_on_the_gpu_and_in_its_memory(enable_data: bool) -> None:
+    with kernbench.simulated_gpu("dgx_h100", enable_data=enable_data):
+        x = torch.ones(1 << 20, device="cuda")
+        before = torch.cuda.memory_allocated()
+        first, rest = several(x, 3)
+        assert {str(each.device) for each in (first, *rest)} == {"cuda:0"}
+        assert torch.cuda.memory_allocated() == before + 4 * (4 << 20)
+
+
 def test_a_custom_operator_is_one_kernel_on_the_gpu_and_so_is_its_gradient() -> None:
     def program() -> None:
         q, k = square(requires_grad=True), square()

@@ -199,3 +199,16 @@ def test_without_cudnn_steps_wait_for_one_another_too():
 
     (with_it, without), _ = on_one_gpu(worker)
     assert without == pytest.approx(with_it, rel=0.25)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("enable_data", [True, False])
+def test_gradients_of_weights_are_on_the_gpu(kind, enable_data):
+    """The operator gives them in a list within a tuple."""
+
+    def worker():
+        layer = getattr(nn, kind)(5, 8).cuda()
+        layer(torch.randn(6, 3, 5, device="cuda"))[0].sum().backward()
+        return {str(weight.grad.device) for weight in layer.parameters()}
+
+    assert on_one_gpu(worker, enable_data=enable_data)[0] == {"cuda:0"}

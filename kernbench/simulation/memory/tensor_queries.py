@@ -70,6 +70,14 @@ def listed_tensors(values: Iterable[Any]) -> list[torch.Tensor]:
     return found
 
 
+def made_tensors(result: Any) -> list[torch.Tensor]:
+    """Tensors that an operation has given: what it gives, those of a tuple, and those of lists in one (a recurrent layer gives
+    the gradients of its weights so)."""
+    if isinstance(result, torch.Tensor):
+        return [result]
+    return listed_tensors(result) if type(result) in (list, tuple) else []
+
+
 def poison(tensor: torch.Tensor) -> torch.Tensor:
     """Fill fresh memory with what shows: NaN for floats, the largest value for integers, True for booleans."""
     if tensor.dtype == torch.bool:

@@ -13,7 +13,7 @@ import torch
 
 from kernbench.errors import KernbenchError
 from kernbench.simulation.memory.storages import NOTE, SMALL_BYTES, Block
-from kernbench.simulation.memory.tensor_queries import listed_tensors
+from kernbench.simulation.memory.tensor_queries import listed_tensors, made_tensors
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.values import known_values
 from kernbench.simulation.values.assumptions import blend, default_stand_in, fill, is_finite, keep_finite
@@ -231,7 +231,7 @@ class HollowValues:
         stays = on_gpu and operator.kind != TRANSFER
         made = self._made(what, func, operator, args, kwargs, on_gpu=stays)
         if stays and wanted is not None and wanted.type == "cuda":
-            for tensor in listed_tensors((made,)):
+            for tensor in made_tensors(made):
                 device.on_device(tensor, wanted)
         return made
 
@@ -241,9 +241,7 @@ class HollowValues:
         tensors, whose memory is free for what comes after it, as on a GPU."""
         operator, kwargs = call.operator, call.kwargs or {}
         if operator.allocates:  # it begins in the graph, and holds nothing that is known
-            self._stay_unknown(
-                [each for each in listed_tensors((call.result,)) if each.dtype not in known_values.WHOLE]
-            )
+            self._stay_unknown([each for each in made_tensors(call.result) if each.dtype not in known_values.WHOLE])
             return True
         moves = call.device.moving or (operator.kind == TRANSFER and (kwargs.get("device") or operator.writes))
         if operator.draws or moves or call.device.host.order is not None:
@@ -251,7 +249,7 @@ class HollowValues:
         given = listed_tensors((*call.args, *kwargs.values()))
         if not any(type(stored_of(each)) is Block for each in given):
             return False
-        follows, made = any(map(self._stays_unknown, given)), listed_tensors((call.result,))
+        follows, made = any(map(self._stays_unknown, given)), made_tensors(call.result)
         for each in (*operator.written(call.args, kwargs), *operator.written_unsaid(call.args)):
             if not (self._is_large(each) or (follows and self._stays_unknown(each) and _is_assumed(each))):
                 return False
@@ -310,7 +308,7 @@ class HollowValues:
     @staticmethod
     def computes_always(call: OperatorCall) -> bool:
         """Whether a call that was computed is one of the host alone, of which nothing is noted."""
-        tensors = listed_tensors((*call.args, *(call.kwargs or {}).values(), call.result))
+        tensors = [*listed_tensors((*call.args, *(call.kwargs or {}).values())), *made_tensors(call.result)]
         return bool(tensors) and all(stored_of(each) is None for each in tensors)
 
     @staticmethod

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from kernbench.simulation.memory.storages import StorageTable
-from kernbench.simulation.memory.tensor_queries import listed_tensors, storage_of
+from kernbench.simulation.memory.tensor_queries import made_tensors, storage_of
 from kernbench.simulation.values import known_values
 from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.hollow.shapes import Described
@@ -44,7 +44,7 @@ def gives_whole(made: Sequence[Described], tensors: Sequence[torch.Tensor]) -> b
 def keep_whole(device: RankDevice, result: Any, tensors: Sequence[torch.Tensor]) -> None:
     """What has been computed of tensors stays known on the GPU, if it is whole numbers, no more than they have."""
     storages = device.simulation.storages
-    for each in (result,) if isinstance(result, torch.Tensor) else listed_tensors((result,)):
+    for each in made_tensors(result):
         if each.layout is not torch.strided or each.nbytes <= storages.most_bytes or _moves_weights(device):
             continue
         if known_values.are_whole(tensors) and each.numel() <= _elements(tensors):

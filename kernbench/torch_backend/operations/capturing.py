@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kernbench.simulation.memory.tensor_queries import listed_tensors
+from kernbench.simulation.memory.tensor_queries import listed_tensors, made_tensors
 from kernbench.simulation.ranks.hosts import Host
 from kernbench.torch_backend.gpu.device.generators import home_of
 from kernbench.torch_backend.gpu.tensors.placement import block_of
@@ -18,7 +18,7 @@ from kernbench.torch_backend.operations.calls import OperatorCall
 def capture(call: OperatorCall) -> None:
     """Have the values of an operation on a GPU computed again when the graph that is being captured is replayed."""
     device, operator, args, kwargs = call.device, call.operator, call.args, call.kwargs or {}
-    tensors = listed_tensors((*args, *kwargs.values(), call.result))
+    tensors = [*listed_tensors((*args, *kwargs.values())), *made_tensors(call.result)]
     if device.moving or any(block_of(each) is not None for each in tensors):
         host = device.host
         assert host.capture is not None

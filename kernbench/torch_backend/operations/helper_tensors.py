@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from kernbench.simulation.memory.tensor_queries import listed_tensors
+from kernbench.simulation.memory.tensor_queries import listed_tensors, made_tensors
 from kernbench.torch_backend.gpu.tensors.placement import PLAIN, block_of
 from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.relies_on import Reliance
@@ -63,7 +63,7 @@ def is_by_indexing(seen_by: Any, name: str) -> bool:
 def made_on_host(call: OperatorCall) -> list[torch.Tensor]:
     """The tensors that a call has given, if they are all of the host; else none."""
     result = call.result
-    made = [result] if isinstance(result, torch.Tensor) else listed_tensors((result,))
+    made = made_tensors(result)
     return made if all(map(_is_plain, made)) else []
 
 

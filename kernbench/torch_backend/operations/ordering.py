@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from kernbench.order import ByteRegion, MemoryAccess, RankOrder, Undefined
-from kernbench.simulation.memory.tensor_queries import listed_tensors
+from kernbench.simulation.memory.tensor_queries import listed_tensors, made_tensors
 from kernbench.simulation.order.shadow_memory import allocated, escapes, region_in, shadow_of, touch
 from kernbench.simulation.order.weak_memory import OlderView, as_before, older_of, writes_of, written_anew
 from kernbench.simulation.ranks.listeners import Listener
@@ -112,7 +112,7 @@ def touches(call: OperatorCall) -> None:
         stage.add(tensor, together=together)
     for tensor in written:
         stage.add(tensor, together=together, writes=True)
-    made = (result,) if isinstance(result, torch.Tensor) else listed_tensors((result,))
+    made = made_tensors(result)
     fresh = [tensor for tensor in made if id(tensor) not in mine]
     for tensor in fresh:
         stage.add(tensor, together=together, writes=True, fresh=True)
@@ -210,7 +210,7 @@ class WeakReads(Listener):
                 write = each.shadow.writer(each.region)
                 if write is not None:
                     each.written(write)
-            written_anew(order, listed_tensors((call.result,)))
+            written_anew(order, made_tensors(call.result))
 
 
 def _older_here(device: RankDevice, name: str, tensors: Sequence[torch.Tensor]) -> list[OlderView]:

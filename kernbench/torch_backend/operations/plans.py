@@ -22,7 +22,7 @@ from kernbench.cost.op_estimates import OpCosts
 from kernbench.sim_engine.log_rows import Title
 from kernbench.sim_engine.operation import ON_PES
 from kernbench.simulation.memory.storages import NOTE, Block, DeviceMemory
-from kernbench.simulation.memory.tensor_queries import listed_tensors
+from kernbench.simulation.memory.tensor_queries import made_tensors
 from kernbench.torch_backend.gpu.kernels.wide_products import slow_formats
 from kernbench.torch_backend.gpu.tensors.placement import PLAIN, place_result
 from kernbench.torch_backend.hollow.executor import HollowValues
@@ -278,7 +278,7 @@ class Plans:
 
 
 def _place_all(results: Any, memory: DeviceMemory) -> None:
-    for each in listed_tensors((results,)):
+    for each in made_tensors(results):
         place_result(each, memory)
 
 

@@ -24,7 +24,7 @@ from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernbench.simulation.memory.storages import NOTE, DeviceMemory
-from kernbench.simulation.memory.tensor_queries import listed_tensors, plain_of, tells_of_looks
+from kernbench.simulation.memory.tensor_queries import listed_tensors, made_tensors, plain_of, tells_of_looks
 from kernbench.simulation.ranks.hosts import Host
 from kernbench.simulation.ranks.listeners import Stages
 from kernbench.simulation.simulation import Simulation
@@ -414,9 +414,7 @@ class Recorder(TorchDispatchMode):
         device, operator, args, kwargs, result = call.device, call.operator, call.args, call.kwargs, call.result
         shared, transfers = False, operator.kind == TRANSFER
         call.inputs = inputs = _as_they_are(listed_tensors(args))
-        call.outputs = outputs = _as_they_are(
-            [result] if isinstance(result, torch.Tensor) else listed_tensors((result,))
-        )
+        call.outputs = outputs = _as_they_are(made_tensors(result))
         for output in outputs:
             if type(output) not in PLAIN and not tells_of_looks(output):
                 return False

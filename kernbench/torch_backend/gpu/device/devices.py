@@ -30,8 +30,10 @@ from kernbench.torch_backend.gpu.kernels import (
     autocasting,
     fused_cells,
     fused_operators,
+    packed_weights,
     program_kernels,
     recurrent_layers,
+    vendor_operators,
 )
 from kernbench.torch_backend.gpu.tensors.pinning import is_pinned
 from kernbench.torch_backend.gpu.tensors.placement import block_of
@@ -317,8 +319,12 @@ class Devices:
         fused_operators.register(self._kernels)
         fused_cells.register(self._kernels)
         recurrent_layers.register(self._kernels)
+        vendor_operators.register(self._kernels)
+        packed_weights.register(self._kernels)
         self._shapes = torch.library.Library("aten", "IMPL", "Meta")
         recurrent_layers.register_shapes(self._shapes)
+        vendor_operators.register_shapes(self._shapes)
+        packed_weights.register_shapes(self._shapes)
 
     def close(self) -> None:
         """Take them away again. Idempotent."""

@@ -5,6 +5,7 @@
 - ``one_hot``: of the host's tensor C++ looks at the least and the largest value; on a GPU it looks at the largest if it is not
   told how many classes there are, and at nothing otherwise.
 - ``linalg.lstsq``: a CPU has four drivers, a GPU one.
+- ``ctc_loss``: its mean is over lengths that C++ moves to the scores' device; the host's are given as numbers.
 
 The functions of torch that choose are replaced, and choose for tensors on simulated GPUs as they would there. What CPUs have no
 kernel for is given one (:func:`register`).
@@ -26,7 +27,8 @@ from kernbench.torch_backend.relies_on import Reliance
 Tensor = torch.Tensor
 
 RELIES_ON = (
-    Reliance("torch", "`torch.nn.functional.rms_norm` and others choose their kernel in this", has=("rms_norm", "dropout")),
+    Reliance("torch", "`torch.nn.functional.rms_norm` and others choose their kernel in these",
+             has=("rms_norm", "dropout", "ctc_loss")),
     Reliance("torch._VF", "`torch.nn.functional.dropout` calls this", has=("dropout",)),
     Reliance("torch.ops.aten._fused_rms_norm.default", "what a GPU runs, with a gradient of its own", has=("_schema",)),
     Reliance("torch.ops.aten._fused_rms_norm_backward.default", "its gradient", has=("_schema",)),
@@ -48,6 +50,7 @@ def install(patches: Patches) -> None:
     one_hot = _one_hot(torch.nn.functional.one_hot)
     patches.set(torch.nn.functional, "one_hot", one_hot)
     patches.set(torch._C._nn, "one_hot", one_hot)
+    patches.set(torch, "ctc_loss", _ctc_loss(torch.ctc_loss))
 
 
 def register(library: Any) -> None:
@@ -111,6 +114,24 @@ def _one_hot(stock: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return made.scatter_(-1, tensor.unsqueeze(-1), 1)
 
     return one_hot
+
+
+def _ctc_loss(stock: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def listed(lengths: Any) -> Any:
+        return lengths.tolist() if type(lengths) is Tensor and block_of(lengths) is None else lengths
+
+    @functools.wraps(stock)
+    def ctc_loss(
+        log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, *rest: Any, **kwargs: Any
+    ) -> Tensor:
+        lengths = (input_lengths, target_lengths)
+        if is_on_gpu(log_probs):
+            listed_lengths = tuple(map(listed, lengths))
+            if not any(isinstance(each, Tensor) for each in listed_lengths):
+                lengths = listed_lengths
+        return stock(log_probs, targets, *lengths, *rest, **kwargs)
+
+    return ctc_loss
 
 
 def fused_rms_norm(
