@@ -165,7 +165,8 @@ class Environment:
             self._patches.set(torch.version, "cuda", cuda_version(self._host_devices.simulation.topology))
             if self._host_devices.simulation.order is not None:
                 replaced_data.install(self._patches)
-            self.state.open(self._patches)
+            self._imports.install()
+            self.state.open(self._patches)  # what classes have by now, every rank begins with
             if (modules := self.state.rank_modules) is not None:
                 self._side_threads.before_daemons = functools.partial(
                     daemon_modules.install, self._patches, modules.may_be_own

@@ -13,6 +13,7 @@ CASES = """
 import sys
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp._debug_utils import SimpleProfiler
 from torch.testing._internal.common_distributed import (
     DistributedTestBase, MultiProcContinuousTest, MultiProcessTestCase, MultiThreadedTestCase, requires_nccl,
     skip_if_lt_x_gpu, spawn_threads_and_init_comms,
@@ -40,6 +41,12 @@ class Processes(MultiProcessTestCase):
         dist.all_reduce(x)
         self.assertEqual(x.cpu(), torch.full((2,), 3.0))
         self.assertEqual((SEEN, type(self).mine), ([self.rank], self.rank))
+
+    def test_state_of_fsdp(self):
+        # what is changed in a class of torch for ranks is there in each: here a set that each has of its own
+        dist.init_process_group("gloo", init_method=f"file://{self.file_name}", rank=self.rank, world_size=3)
+        with SimpleProfiler.profile(SimpleProfiler.Type.ALLGATHER):
+            dist.barrier()
 
     def test_one_fails(self):
         dist.init_process_group("gloo", init_method=f"file://{self.file_name}", rank=self.rank, world_size=3)
@@ -126,7 +133,7 @@ class Alone(TestCase):
 def test_every_base_class(pytester: pytest.Pytester, run_pytest: Callable[..., pytest.RunResult]) -> None:
     pytester.makepyfile(CASES)
     result = run_pytest("--kernbench-distributed", "dgx_h100", "-q", "-rf", "--tb=short")
-    result.assert_outcomes(passed=9, failed=1, skipped=1)
+    result.assert_outcomes(passed=10, failed=1, skipped=1)
     result.stdout.fnmatch_lines(["*Process 1 exited with error code 10*", "FAILED*Processes::test_one_fails*"])
 
 

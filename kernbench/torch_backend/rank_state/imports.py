@@ -111,13 +111,16 @@ class StockImports:
         self._state = state
         self._finders: list[Any] = []
 
+    def install(self) -> None:
+        """Change what is loaded by now, which is so for main and for every rank."""
+        for name, install in INSTALLERS.items():
+            if (module := sys.modules.get(name)) is not None:
+                install(self._patches, module)
+
     def open(self) -> None:
         """Be asked first."""
         self._finders = sys.meta_path  # main's: each rank has its own
         self._finders.insert(0, self)
-        for name, install in INSTALLERS.items():
-            if (module := sys.modules.get(name)) is not None:
-                install(self._patches, module)
 
     def close(self) -> None:
         """Be asked no more. Idempotent."""
