@@ -109,6 +109,39 @@ def test_a_program_without_ranks_behind_dashes_has_a_gpu(tmp_path: Path) -> None
     assert "2 processes with a GPU of their own" in ended.stdout
 
 
+FIRST_USES = (
+    "torch.Generator('cuda')", "torch.cuda.Stream()", "torch.zeros(3).pin_memory()",
+    "torch.cuda.Event()", "torch.cuda.CUDAGraph()", "torch.cuda.graph_pool_handle()", "torch.Generator(device='cuda:0')",
+    "torch.Stream('cuda')", "torch.Event('cuda')", "torch.cuda.MemPool()", "torch.cuda.device(0).__enter__()",
+    "torch.accelerator.current_stream()", "torch.accelerator.synchronize()", "torch.cuda.nvtx.range_push('a')",
+    "torch.cuda.get_rng_state()", "torch.cuda.memory._record_memory_history()",
+    "isinstance(torch.Generator(), torch.Generator) and isinstance(early(), torch.cuda.Stream) or 1 / 0",
+)  # fmt: skip
+
+USES = """
+import os, sys, torch
+from torch.cuda import Stream as early
+for use in sys.argv[1:]:
+    if not (child := os.fork()):
+        eval(use)
+        print(torch.ones(2, device="cuda").device, use, flush=True)
+        sys.exit()
+    os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.parametrize(
+    "uses", [FIRST_USES[:3], pytest.param(FIRST_USES[3:], marks=pytest.mark.long)], ids=["often", "rest"]
+)
+def test_whatever_uses_a_gpu_first(uses: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "uses.py").write_text(USES)
+    run = subprocess.run(
+        [*RUN, "--no-summary", "--", sys.executable, "uses.py", *uses],
+        cwd=tmp_path, env=ENVIRON, text=True, capture_output=True, timeout=300,
+    )  # fmt: skip
+    assert run.stdout.splitlines() == [f"cuda:0 {use}" for use in uses], run.stderr
+
+
 def test_a_process_that_is_killed_has_no_figures(tmp_path: Path) -> None:
     (tmp_path / "killed.py").write_text(
         "import os, signal, torch\ntorch.ones(2).cuda()\nos.kill(os.getpid(), signal.SIGKILL)\n"

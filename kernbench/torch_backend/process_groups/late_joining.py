@@ -23,7 +23,7 @@ from kernbench.input_files import whole_number
 from kernbench.torch_backend.device_numbers import number_of
 from kernbench.torch_backend.gpu.device import software_versions
 from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus
-from kernbench.torch_backend.process_groups import threads_as_ranks
+from kernbench.torch_backend.process_groups import first_uses, threads_as_ranks
 from kernbench.torch_backend.relies_on import Reliance
 
 _OWNERS = ("torch.distributed.distributed_c10d", "torch.distributed", "torch.distributed.device_mesh")
@@ -115,6 +115,7 @@ def _told(
     yield torch.cuda, "_device_count_nvml", lambda: len(waiting.visible)
     yield torch.cuda, "set_device", waiting.set_device
     yield torch.cuda, "current_device", waiting.current_device
+    yield from first_uses.of_process(waiting.use, _names_gpu)
     yield torch.cuda, "_lazy_init", waiting.use
     yield torch.version, "cuda", cuda
     yield torch.cuda.nccl, "version", software_versions.nccl_version

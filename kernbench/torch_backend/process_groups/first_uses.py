@@ -1,0 +1,104 @@
+"""What uses a GPU by itself, and is stopped by a build of torch for CPUs before it asks for one: classes of CUDA's objects,
+generators, pinned memory, and functions that call what C++ lacks.
+
+A process that is no rank yet has these replaced (:mod:`.late_joining`): each has the process join, and goes on as the rank's.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from kernbench.torch_backend.relies_on import Reliance
+
+_CLASSES = ("Stream", "ExternalStream", "Event", "CUDAGraph", "MemPool")
+_FUNCTIONS = {
+    "torch.cuda": ("_exchange_device", "_maybe_exchange_device", "graph_pool_handle"),
+    "torch.cuda.memory": ("_record_memory_history", "_snapshot", "_dump_snapshot"),
+    "torch.cuda.nvtx": ("range_push", "range_pop", "range_start", "range_end", "mark"),
+    "torch.accelerator": ("current_stream", "set_stream", "synchronize"),
+}
+"""By their module."""
+
+_OF_DEVICES = ("Generator", "Stream", "Event")
+"""Classes of ``torch`` whose constructors are given a device, the first argument or ``device``."""
+
+RELIES_ON = (
+    Reliance("torch.cuda", "its classes stand on ones of C++ that CPU builds lack", has=_CLASSES),
+    *(Reliance(owner, "they call what C++ has of a GPU", has=names) for owner, names in _FUNCTIONS.items()),
+    Reliance("torch", "they are given a device", has=_OF_DEVICES),
+    Reliance("torch.cuda._lazy_init", "modules of `torch.cuda` have it by this name"),
+)  # fmt: skip
+
+
+def of_process(use: Callable[[], None], names_gpu: Callable[..., bool]) -> Iterator[tuple[Any, str, Any]]:
+    """What has another value until the process has a GPU: owner, name and value.
+
+    Args:
+        use: has it join, at the first use. Afterwards it does nothing.
+        names_gpu: whether one of what it is given is a GPU's name.
+    """
+    for owner_name, names in _FUNCTIONS.items():
+        owner = sys.modules.get(owner_name)
+        for name in names if owner is not None else ():
+            yield owner, name, _function(use, owner, name)
+    for name in _CLASSES:
+        yield getattr(torch.cuda, name), "__new__", _constructor(use, name)
+    for name in _OF_DEVICES:
+        yield torch, name, _class_of_devices(use, names_gpu, name)
+    yield torch.Tensor, "pin_memory", _function(use, torch.Tensor, "pin_memory")
+    stock: Any = torch.cuda._lazy_init
+    for name, module in [*sys.modules.items()]:
+        if name.startswith("torch.cuda.") and vars(module).get("_lazy_init") is stock:
+            yield module, "_lazy_init", use
+
+
+def _function(use: Callable[[], None], owner: Any, name: str) -> Any:
+    stock = getattr(owner, name)
+
+    @functools.wraps(stock)
+    def used(*args: Any, **kwargs: Any) -> Any:
+        use()
+        now = getattr(owner, name)
+        return (stock if now is used else now)(*args, **kwargs)
+
+    return used
+
+
+def _constructor(use: Callable[[], None], name: str) -> Any:
+    stock: Any = getattr(torch.cuda, name)
+    make = stock.__new__
+
+    def made(cls: type, *args: Any, **kwargs: Any) -> Any:
+        """Of the rank's class; a program may have taken torch's by then."""
+        use()
+        now = getattr(torch.cuda, name)
+        return make(cls, *args, **kwargs) if now is stock else now(*args, **kwargs)
+
+    return staticmethod(made)
+
+
+def _class_of_devices(use: Callable[[], None], names_gpu: Callable[..., bool], name: str) -> Any:
+    stock: Any = getattr(torch, name)
+
+    class Kind(type):
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            if not names_gpu(*args[:1], kwargs.get("device")):
+                return stock(*args, **kwargs)
+            use()
+            return getattr(torch, name)(*args, **kwargs)
+
+        def __instancecheck__(cls, value: object) -> bool:
+            return isinstance(value, stock)
+
+        def __subclasscheck__(cls, other: type) -> bool:
+            return issubclass(other, stock)
+
+        def __getattr__(cls, attribute: str) -> Any:
+            return getattr(stock, attribute)
+
+    return Kind(name, (), {"__module__": "torch", "__doc__": stock.__doc__})
