@@ -85,7 +85,7 @@ def _constructor(use: Callable[[], None], name: str) -> Any:
 def _class_of_devices(use: Callable[[], None], names_gpu: Callable[..., bool], name: str) -> Any:
     stock: Any = getattr(torch, name)
 
-    class Kind(type):
+    class FirstUsed(type):
         def __call__(cls, *args: Any, **kwargs: Any) -> Any:
             if not names_gpu(*args[:1], kwargs.get("device")):
                 return stock(*args, **kwargs)
@@ -101,4 +101,4 @@ def _class_of_devices(use: Callable[[], None], names_gpu: Callable[..., bool], n
         def __getattr__(cls, attribute: str) -> Any:
             return getattr(stock, attribute)
 
-    return Kind(name, (), {"__module__": "torch", "__doc__": stock.__doc__})
+    return FirstUsed(name, (), {"__module__": "torch", "__doc__": stock.__doc__})
