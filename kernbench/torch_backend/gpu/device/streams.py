@@ -44,7 +44,8 @@ class Stream:
         devices = bound_devices()
         self.device = torch.device("cuda", devices.told(devices.number(device if stream_id is None else device_index)))
         self.device_index = self.device.index
-        self.priority = priority
+        least, greatest = self.priority_range()
+        self.priority = min(max(priority, greatest), least)
         number = stream_id or stream_ptr  # 0 as an address is none, and what has no number is a new one
         if name is None and (number or stream_id is not None):
             name = _of_number(number or 0)
