@@ -136,7 +136,7 @@ class GraphCapture:
         self.foreign.discard(id(generator))
         for read, now in reversed(self.states.get(id(generator), [])):
             if same(read, state):
-                self.add(lambda now=now: generator.set_state(now[0]))
+                self.add(functools.partial(_put_again, generator, now))
                 return
         self.foreign.add(id(generator))
 
@@ -254,6 +254,11 @@ class GraphCapture:
                 for place, step in zip(self.order.places, self.steps, strict=True):
                     self.order.captured_at = place
                     step()
+
+
+def _put_again(generator: Any, now: list[Any]) -> None:
+    """Put the state that the present replay has read."""
+    generator.set_state(now[0])
 
 
 def _told(stream: str) -> str:
