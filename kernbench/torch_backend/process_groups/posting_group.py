@@ -231,7 +231,8 @@ class PostingGroup(STOCK):
     def shutdown(self) -> None:
         """What was posted completes or is reported; NCCL's communicator, once it has been used, takes nothing more."""
         if self._connected and "nccl" in self.backends.values():
-            self._post = self._post_message = nccl_rules.ended(self._rank, user_location())  # type: ignore[method-assign]
+            refuse = nccl_rules.ended(self._rank, str(user_location()))
+            self._post = self._post_message = refuse  # type: ignore[method-assign]
 
     abort = shutdown
 

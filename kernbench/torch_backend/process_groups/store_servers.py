@@ -27,7 +27,8 @@ class Server:
 
     Attributes:
         node, rank: where, and whose; rank None: main's.
-        shared: whether the rank may begin another one there, which is the same (``multi_tenant``).
+        shared: whether another one may begin there that is, too (``multi_tenant``): a process has one of them, and groups that
+            are made again at an address, maybe by another rank, find it free, as their stores are gone by then.
     """
 
     node: int

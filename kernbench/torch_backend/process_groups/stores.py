@@ -378,10 +378,9 @@ class CooperativeStore(dist.Store):
         """Be the server of the address; raise DistNetworkError if another one of this node is."""
         me, topology = self._simulation.hosts.current(), self._simulation.topology
         mine, first = Server(topology.node_of(me.sip), me.rank, shared), self._contents.server
-        same = first is not None and shared and first.shared and first.rank == mine.rank
-        if first is not None and first.node == mine.node and not same:
+        if first is not None and first.node == mine.node and not (shared and first.shared):
             raise store_servers.in_use(port, first)
-        self._contents.server = first or mine
+        self._contents.server = mine
         self._changed()
 
     @_on_contents
@@ -443,7 +442,7 @@ class TCPStore(CooperativeStore):
             self._serves = True
         else:
             self.reach(host_name, self.port)
-        if wait_for_workers and (world_size or 0) > 0:
+        if wait_for_workers and world_size is not None and world_size > 0:
             self.gather(world_size, is_master)
 
     def _end_dropped_server(self) -> None:
