@@ -59,7 +59,7 @@ class RankOperations:
             "submit": self._submit, "computed": self._computed, "let_wait": self._let_wait, "released": self._release,
             "step": self._step, "stopped": self._stopped,
             "group": self._group, "post": self._post, "message": self._message,
-            "limit": self._limit, "monitor": self._monitor,
+            "limit": self._limit, "limit_wait": self._limit_wait, "monitor": self._monitor,
         }  # fmt: skip
         self.waits: dict[str, Callable[..., Any]] = {
             "wait": self._wait, "await_values": self._await_values, "wait_for_first": self._wait_for_first,
@@ -258,6 +258,9 @@ class RankOperations:
         )  # fmt: skip
         note_tail(self._me, op, peer, message.route)
         self._admitted(op, self._simulation.matcher.mailbox.admit, message)
+
+    def _limit_wait(self, op: int, at: float, seconds: float, of_nccl: bool) -> None:
+        self._simulation.limit_wait(self._operations[op], at, seconds, of_nccl)
 
     def _limit(self, op: int, seconds: float, number: int, group: int, asked_for: bool) -> None:
         self._simulation.limit(self._operations[op], seconds, number, self._group_of(group), asked_for)

@@ -54,7 +54,7 @@ CROSSES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("drain", ("pending", "until")),
     ("assumptions", ("add", "left_out", "used")),
     ("requests", ("event", "step")),
-    ("", ("wait_on_stream", "limit")),
+    ("", ("wait_on_stream", "limit", "limit_wait")),
 )  # fmt: skip
 """Owners of a simulation (attributes of it), and which of their methods a rank's process has of its own: here, those of
 :class:`RankSide` that are called ``owner_method``."""
@@ -441,6 +441,9 @@ class RankSide(Uplink):
 
     def _matcher_give_up(self, op: Operation, error: BaseException, at: float) -> NoReturn:
         raise KernbenchError("deadlines of ranks that are processes expire where the simulation is")
+
+    def _limit_wait(self, op: Operation, at: float, seconds: float, of_nccl: bool) -> None:
+        self.cast("limit_wait", self.number(op), at, seconds, of_nccl)
 
     def _limit(self, op: Operation, seconds: float, number: int, group: Communicator, asked_for: bool) -> None:
         self.cast("limit", self.number(op), seconds, number, self._number_of(group), asked_for)

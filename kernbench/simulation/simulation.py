@@ -297,6 +297,19 @@ class Simulation:
         error = torch.distributed.DistBackendError(f"{waited} for {op.name} on {group.name}.\n{situation}")
         self.matcher.give_up(op, error, at)
 
+    def limit_wait(self, op: Operation, at: float, seconds: float, of_nccl: bool) -> None:
+        """Let an operation that a rank waits for, for ``seconds`` at most, fail if it has not begun ``at`` s."""
+        self.deadlines.add(op, at, True, self._expire_wait, seconds, of_nccl)
+
+    def _expire_wait(self, op: Operation, at: float, seconds: float, of_nccl: bool) -> None:
+        waited = f"{op.name} has not begun {round(seconds * 1000)} ms (virtual time) after it was "
+        situation = "\n".join(self.drain.situation())
+        if of_nccl:
+            text = f"Work timed out in blocking wait: {waited}called.\n{situation}"
+            self.matcher.give_up(op, torch.distributed.DistBackendError(text), at)
+        else:
+            self.matcher.give_up(op, RuntimeError(f"Operation timed out! {waited}waited for.\n{situation}"), at)
+
     def synchronize(self) -> None:
         """Wait for everything this rank has enqueued on its SIP. In main: for everything that is pending.
 

@@ -13,12 +13,13 @@ import kernbench
 from tests.bugs import call_programs as calls
 from tests.bugs import collective_programs as many
 from tests.bugs import memory_programs as one
+from tests.bugs import state_programs as states
 from tests.bugs import stream_programs as streams
 
 
 @dataclass(frozen=True)
 class Bug:
-    """A program of one of the four modules.
+    """A program of one of the modules.
 
     Attributes:
         issue: where it was told of.
@@ -130,6 +131,12 @@ BUGS = (
     Bug(calls.buffer_left_on_the_host, "pytorch/pytorch#109103", RuntimeError, "No backend type associated with device",
         mark=""),
     Bug(calls.tokens_exchanged_in_place, "NVIDIA/nccl#1839", None, remark="writes its output over its input"),
+    Bug(states.second_server_at_a_port, "pytorch/pytorch#41614", dist.DistNetworkError, "EADDRINUSE", mark=""),
+    Bug(states.adapters_frozen_on_one_rank, "huggingface/accelerate#1481", RuntimeError, "DDP expects same model across all",
+        mark=""),
+    Bug(states.gradients_of_a_graph_that_are_summed, "pytorch/pytorch#181723", None, ranks=1),
+    Bug(states.optimizer_of_parameters_before_sharding, "intelligent-machine-learning/dlrover#584", None),
+    Bug(states.softmax_within_a_parallel_loss, "pytorch/pytorch#190746", None),
     Bug(streams.scaled_before_it_is_summed, "OpenNMT/OpenNMT-py#2295", _RACE, "call wait() on the work", races=True),
     Bug(streams.clones_gathered_by_another_stream, "pytorch/pytorch#197827", _RACE, "wait_stream", races=True, ranks=1),
     Bug(streams.sum_waited_for_on_another_stream, "pytorch/pytorch#145713", _RACE, "read after write", races=True),

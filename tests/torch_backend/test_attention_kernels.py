@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -252,3 +253,24 @@ def test_it_keeps_a_logsumexp_for_each_query_where_a_gradient_is_wanted() -> Non
         ctx.multiprocessing.spawn(body, nprocs=1)
     assert kept[False] == 0
     assert kept[True] == 4 * 2 * 4 * 256 + 2 * 512  # and what dropout would be drawn from: two numbers
+
+
+@pytest.mark.parametrize("backend", [None, SDPBackend.EFFICIENT_ATTENTION])
+def test_what_no_fused_kernel_takes_is_spread_or_refused(backend: SDPBackend | None) -> None:
+    def attend(*shapes: tuple[int, ...], **how: Any) -> Any:
+        parts = [torch.ones(*shape, device="cuda", dtype=torch.bfloat16) for shape in shapes]
+        with sdpa_kernel([backend, SDPBackend.MATH]) if backend else nullcontext():
+            return F.scaled_dot_product_attention(*parts, **how)
+
+    one, two = (1, 2, 4, 8), (2, 2, 4, 8)
+    with kernbench.simulated_gpu("dgx_h100"):
+        assert attend(one, two, two).shape == two
+        for mask in (
+            torch.ones(4, 4, device="cuda", dtype=each) for each in (torch.float16, torch.float64, torch.int32)
+        ):
+            with pytest.raises(
+                RuntimeError, match="Expected attn_mask dtype to be bool or float or to match query dtype"
+            ):
+                attend(one, one, one, attn_mask=mask)
+        with pytest.raises(RuntimeError, match="dropout probability has to be between 0 and 1"):
+            attend(one, one, one, dropout_p=1.5)

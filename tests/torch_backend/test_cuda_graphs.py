@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from torch.utils.checkpoint import checkpoint
 
 import kernbench
 from kernbench.topology.system import HostSpec
@@ -226,6 +227,52 @@ def test_a_graph_draws_from_the_states_that_it_was_captured_with(run: Callable[.
         return [torch.equal(a.cpu(), b) for a, b in zip(drawn, wanted, strict=True)]
 
     assert run(body) == [[True] * 6]
+
+
+def test_what_is_computed_again_in_a_graph_draws_again(run: Callable[..., list[Any]]) -> None:
+    def noisy(x: torch.Tensor) -> torch.Tensor:
+        return x * torch.randn(1, device="cuda")
+
+    def body() -> Any:
+        one = torch.ones(1, device="cuda", requires_grad=True)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            out = checkpoint(noisy, one, use_reentrant=False)
+            (grad,) = torch.autograd.grad(out, one)
+        drawn = []
+        for _ in range(2):
+            graph.replay()
+            drawn.append((out.item(), grad.item()))
+        return [out == grad for out, grad in drawn], drawn[0] != drawn[1]
+
+    assert run(body) == [([True, True], True)]
+
+
+def test_a_state_from_outside_of_a_capture_is_not_drawn_from(run: Callable[..., list[Any]]) -> None:
+    def draws_from(state: torch.Tensor) -> None:
+        torch.cuda.set_rng_state(state)
+        with pytest.raises(kernbench.KernbenchError, match="has read outside of this capture"):
+            torch.rand(1, device="cuda")
+
+    def body() -> None:
+        state = torch.cuda.get_rng_state()
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            before = torch.cuda.get_rng_state()
+            torch.cuda.set_rng_state(state)
+            torch.cuda.set_rng_state(before)
+            torch.rand(1, device="cuda")
+        with pytest.raises(torch.AcceleratorError), torch.cuda.graph(torch.cuda.CUDAGraph()):
+            draws_from(state)
+
+    run(body)
+
+
+def test_modes_of_a_capture_have_names(run: Callable[..., list[Any]]) -> None:
+    def body() -> None:
+        with pytest.raises(RuntimeError, match="Unknown capture error mode"):
+            torch.cuda.graph(torch.cuda.CUDAGraph(), capture_error_mode="some").__enter__()
+
+    run(body)
 
 
 def test_a_graph_refuses_a_generator_that_it_does_not_know(run: Callable[..., list[Any]]) -> None:

@@ -126,3 +126,27 @@ def _strided(rank: int) -> None:
     dist.reduce_scatter(mine, [room[:, 0], room[:, 1]])
     assert mine.tolist() == [2.0 * (rank + 1)] * 4
     dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("isolation", ["carrier", "process"])
+@pytest.mark.parametrize("end", ["destroy", "abort"])
+def test_a_communicator_that_is_ended_takes_nothing_more(end: str, isolation: str) -> None:
+    def worker(rank: int) -> None:
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(rank)
+        world, x = dist.group.WORLD, torch.ones(2, device="cuda")
+        assert world is not None
+        dist.all_reduce(x)
+        dist.destroy_process_group() if end == "destroy" else world.abort()
+        with pytest.raises(
+            dist.DistBackendError, match=f"NCCL communicator was aborted on rank {rank}. .* at .*test_nccl"
+        ):
+            world.allreduce([x])
+
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=2, isolation=isolation)
+
+
+def test_the_priority_of_a_stream_is_in_its_range() -> None:
+    with kernbench.simulated_gpu("dgx_h100"):
+        assert [torch.cuda.Stream(priority=priority).priority for priority in (3, 0, -1, -9)] == [0, 0, -1, -3]

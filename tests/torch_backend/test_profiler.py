@@ -254,3 +254,11 @@ def test_switching_collection_is_refused() -> None:
             profiled.toggle_collection_dynamic(False, [ProfilerActivity.CUDA])
 
     spawned(body)
+
+
+def test_ranges_for_a_profiler_of_cudas_are_accepted() -> None:
+    with kernbench.simulated_gpu("dgx_h100"):
+        with torch.autograd.profiler.emit_nvtx() as ranges:
+            assert torch.ones(3, device="cuda").sum().item() == 3
+        with pytest.raises(RuntimeError, match="not reentrant"):
+            ranges.__enter__()

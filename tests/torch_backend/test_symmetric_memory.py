@@ -315,6 +315,36 @@ def test_words_written_by_a_stream(gpus: Simulate) -> None:
 # -- operations ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("dtype", "part", "error", "words"),
+    [
+        (torch.int32, slice(None), NotImplementedError, "\"one_shot_all_reduce\" not implemented for 'Int'"),
+        (torch.float16, slice(None), NotImplementedError, "\"one_shot_all_reduce\" not implemented for 'Half'"),
+        (
+            torch.bfloat16,
+            slice(1, 9),
+            RuntimeError,
+            r"one_shot_all_reduce<BFloat16>: input ptr \+ offset must be at least 4",
+        ),
+        (
+            torch.bfloat16,
+            slice(0, 7),
+            RuntimeError,
+            "one_shot_all_reduce<BFloat16>: input size must be at least 4-byte",
+        ),
+    ],
+)
+def test_what_the_kernels_do_not_take_is_refused(
+    gpus: Simulate, dtype: torch.dtype, part: slice, error: type[Exception], words: str
+) -> None:
+    def body() -> None:
+        buffer, _ = _meet(16, dtype)
+        with pytest.raises(error, match=words):
+            ops.one_shot_all_reduce(buffer[part], "sum", _world().group_name)
+
+    gpus(body)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_all_reduces(gpus: Simulate, dtype: torch.dtype) -> None:
     def body() -> None:

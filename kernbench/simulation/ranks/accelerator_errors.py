@@ -8,6 +8,7 @@ from kernbench.errors import KernbenchError
 
 _CODES = {
     "invalid device ordinal": (101, "GPU device may be out of range, do you have enough GPUs?\n"),
+    "invalid resource handle": (400, "Search for `cudaErrorInvalidResourceHandle'"),
     "device not ready": (600, "Search for `cudaErrorNotReady'"),
     "device-side assert triggered": (710, "Search for `cudaErrorAssert'"),
     "operation not permitted when stream is capturing": (900, "Search for `cudaErrorStreamCaptureUnsupported'"),

@@ -43,6 +43,13 @@ FOREIGN_GENERATOR = (
 """What it says of random numbers from a generator that the graph does not know."""
 
 
+FOREIGN_STATE = (
+    "random numbers of a captured graph from a state that the program has read outside of this capture: a replay goes on from "
+    "the state that the generator has then. Read it (get_rng_state) within the capture"
+)
+"""What is said of a draw for which no replay has the state."""
+
+
 class Recorded(Protocol):
     """The memory of one recording (:class:`kernbench.torch_backend.gpu.memory.captured_memory.RecordedMemory`)."""
 
@@ -75,6 +82,9 @@ class GraphCapture:
         posted: collectives of the capture.
         kept: by storage, what was in memory that the capture has written (:mod:`.capture_rollback`).
         random: the generators that it may draw from, by identity, with the states that they had when it began.
+        states: by generator, the states of it that the program has read during the capture, each with the one that the present
+            replay has had there.
+        foreign: the generators that have a state from outside of the capture.
         broken: whether something was not permitted.
         order: what happens before what in a replay; None: no listener.
         streams: those that belong to it.
@@ -92,6 +102,8 @@ class GraphCapture:
         self.posted: list[Operation] = []
         self.kept: dict[int, tuple[Any, Any]] = {}
         self.random: dict[int, tuple[Any, Any]] = {}
+        self.states: dict[int, list[tuple[Any, list[Any]]]] = {}
+        self.foreign: set[int] = set()
         self.broken = False
 
     def may_draw(self, generator: Any) -> None:
@@ -102,6 +114,31 @@ class GraphCapture:
         """Raise what CUDA says of a generator that does not belong to the graph."""
         if id(generator) not in self.random:
             raise RuntimeError(FOREIGN_GENERATOR)
+        if id(generator) in self.foreign:
+            self.broken = True
+            raise KernbenchError(FOREIGN_STATE)
+
+    def read_state(self, generator: Any) -> Any:
+        """The program reads a generator's state; a replay reads the one that it has there then."""
+        state = generator.get_state()
+        now = [state]
+        self.states.setdefault(id(generator), []).append((state, now))
+
+        def read_again() -> None:
+            now[0] = generator.get_state()
+
+        self.add(read_again)
+        return state
+
+    def put_state(self, generator: Any, state: Any, same: Callable[[Any, Any], bool]) -> None:
+        """The program puts a state into a generator: a replay puts what it has read there, where the capture has read it."""
+        generator.set_state(state)
+        self.foreign.discard(id(generator))
+        for read, now in reversed(self.states.get(id(generator), [])):
+            if same(read, state):
+                self.add(functools.partial(_put_again, generator, now))
+                return
+        self.foreign.add(id(generator))
 
     def add(self, step: Callable[[], object]) -> None:
         """Have a step taken, after those before it, whenever the graph is replayed."""
@@ -217,6 +254,11 @@ class GraphCapture:
                 for place, step in zip(self.order.places, self.steps, strict=True):
                     self.order.captured_at = place
                     step()
+
+
+def _put_again(generator: Any, now: list[Any]) -> None:
+    """Put the state that the present replay has read."""
+    generator.set_state(now[0])
 
 
 def _told(stream: str) -> str:

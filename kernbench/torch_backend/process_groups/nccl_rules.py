@@ -7,7 +7,7 @@ compares them all (:class:`~kernbench.errors.CollectiveMismatchError`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -96,3 +96,14 @@ def from_any() -> None:
 
 SPARSE = "NCCL does not support all_reduce with sparse tensors. Please use dense tensors instead."
 """torch's words; gloo adds such tensors up."""
+
+
+def ended(rank: int, where: str) -> Callable[..., Any]:
+    """What a group does with a call after its communicator has been ended, at ``where``, by ``rank`` of it."""
+
+    def refuse(*args: object, **kwargs: object) -> Any:
+        raise dist.DistBackendError(
+            f"NCCL communicator was aborted on rank {rank}. The group was shut down at {where}: make another one"
+        )
+
+    return refuse

@@ -229,7 +229,10 @@ class PostingGroup(STOCK):
         return self._connected or self.bound_device_id is not None
 
     def shutdown(self) -> None:
-        """Nothing to stop: what was posted completes or is reported."""
+        """What was posted completes or is reported; NCCL's communicator, once it has been used, takes nothing more."""
+        if self._connected and "nccl" in self.backends.values():
+            refuse = nccl_rules.ended(self._rank, str(user_location()))
+            self._post = self._post_message = refuse  # type: ignore[method-assign]
 
     abort = shutdown
 

@@ -3,13 +3,15 @@
 What it makes of their type while it is built, or builds its buckets again, is made on the GPU of its parameters instead, as any
 tensor of the program: counted there, and without data of address space alone. The lists of numbers by which reducers agree on
 the order of buckets stay on the host, where C++ reads and writes them.
+
+Its buckets for a broadcast of parameters and buffers are by device, too: those on the host are not joined with a GPU's.
 """
 
 from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
 
@@ -26,17 +28,34 @@ from kernbench.torch_backend.relies_on import Reliance
 
 _Reducer: Any = dist.Reducer
 _stock_init, _stock_rebuild = _Reducer.__init__, _Reducer._rebuild_buckets
+_BROADCAST = "_broadcast_coalesced"
 _EMPTY = torch.ops.aten.empty.memory_format
 
 RELIES_ON = (
     Reliance("torch.distributed.Reducer", "its buckets are made when it is", has=("__init__",), looked_up_by=(
         "torch.nn.parallel.DistributedDataParallel._ddp_init_helper",
     )),
+    Reliance(f"torch.distributed.{_BROADCAST}", "parameters and buffers are broadcast by it, in buckets that C++ makes",
+             looked_up_by=("torch.distributed.utils._sync_params_and_buffers",)),
     Reliance("torch.distributed.Reducer._rebuild_buckets", "and once it knows their order", looked_up_by=(
         "torch.nn.parallel.DistributedDataParallel._pre_forward",
     )),
     Reliance("torch.utils._python_dispatch.TorchDispatchMode", "it sees what C++ makes, too", subclassed=True),
 )  # fmt: skip
+
+
+def _by_device(stock: Callable[..., None]) -> Callable[..., None]:
+    """``_broadcast_coalesced`` of the tensors of each device by themselves."""
+
+    @functools.wraps(stock)
+    def each_by_itself(group: object, tensors: Sequence[torch.Tensor], buffer_size: int, src: int = 0) -> None:
+        by_device: dict[torch.device, list[torch.Tensor]] = {}
+        for each in tensors:
+            by_device.setdefault(each.device, []).append(each)
+        for some in by_device.values():
+            stock(group, some, buffer_size, src)
+
+    return each_by_itself  # pybind11 takes a caller `broadcast(group)` for the method of the group, and calls C++'s
 
 
 class _OnGpu(TorchDispatchMode):
@@ -76,5 +95,6 @@ def install(patches: Patches) -> None:
         with made_on.get(reducer) or nullcontext():
             return bool(_stock_rebuild(reducer))
 
+    patches.set(dist, _BROADCAST, _by_device(getattr(dist, _BROADCAST)))
     patches.set(_Reducer, "__init__", init)
     patches.set(_Reducer, "_rebuild_buckets", rebuild)

@@ -19,8 +19,9 @@ import torch.distributed as dist
 from kernbench.sim_engine import Condition
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.patches import Patches
-from kernbench.torch_backend.process_groups import prefix_stores
+from kernbench.torch_backend.process_groups import prefix_stores, store_servers
 from kernbench.torch_backend.process_groups.making import DEFAULT_TIMEOUTS
+from kernbench.torch_backend.process_groups.store_servers import CLIENTS, Server
 from kernbench.torch_backend.relies_on import Reliance
 
 DEFAULT_TIMEOUT = timedelta(seconds=300)
@@ -38,6 +39,7 @@ class Contents:
 
     Attributes:
         key: by what the stores of one address find them.
+        server: who listens at the address of a ``TCPStore``; None: no server is there.
     """
 
     def __init__(self, key: tuple[object, ...]) -> None:
@@ -45,6 +47,7 @@ class Contents:
         self.values: dict[str, bytes] = {}
         self.queues: dict[str, deque[bytes]] = {}
         self.waiters: list[tuple[Callable[[], bool], Condition]] = []
+        self.server: Server | None = None
         self.changes = 0
         self.looks: dict[int | None, tuple[int, int]] = {}  # of each rank: changes that it has seen, looks since
         self.known: Mapping[Any, int] = {}  # what those who wrote knew of the order of events, if it is watched
@@ -55,6 +58,7 @@ class StoreHost:
 
     Attributes:
         simulation: the simulation whose ranks run, None when none do.
+        kept: stores that have been made.
         forward: in a rank that is a process, calls a method of a store where the simulation is: with the key of the contents,
             the store's timeout, the method's name and its arguments. None: contents are here.
     """
@@ -65,7 +69,7 @@ class StoreHost:
         self._shared: dict[tuple[Any, ...], Contents] = {}
         self._next_port = 29500
         self._stores_made = 0
-        self._kept: list[CooperativeStore] = []
+        self.kept: list[CooperativeStore] = []
 
     def open(self, simulation: Simulation) -> None:
         """Begin anew, for the ranks of ``simulation``: what they make is of this host."""
@@ -79,7 +83,7 @@ class StoreHost:
             _open.remove(self)
         self.simulation = None
         self._shared.clear()
-        self._kept.clear()
+        self.kept.clear()
 
     def shared(self, *key: object) -> Contents:
         """The contents that every store of this address has."""
@@ -92,7 +96,7 @@ class StoreHost:
 
     def keep(self, store: CooperativeStore) -> None:
         """C++ that has a store, such as a ``PrefixStore`` around it, does not keep its Python part, which has the methods."""
-        self._kept.append(store)
+        self.kept.append(store)
 
     def free_port(self) -> int:
         """A port that no store has."""
@@ -101,6 +105,10 @@ class StoreHost:
         self._next_port += 1
         return self._next_port
 
+
+_one = [object()]
+_REFERENCES = sys.getrefcount(_one[0])
+"""Of a store that is kept in a list and has no other reference, as ``sys.getrefcount`` counts."""
 
 _open: list[StoreHost] = []
 """Those of the spawns whose ranks run; the innermost one is last."""
@@ -133,6 +141,9 @@ _WAITING = ("get", "wait", "multi_get")
 _LOOKING = ("check", "num_keys", "list_keys", "queue_len")
 """Methods that wait until keys are there, and others that change nothing."""
 
+_MEETING = ("listen", "unlisten", "reach", "gather")
+"""Methods by which stores of one address find each other, whichever comes first."""
+
 
 def _keys_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
     """The keys that a method is given; ``""`` of one that looks at all."""
@@ -163,7 +174,7 @@ class CooperativeStore(dist.Store):
         forward = self._host.forward
         if forward is not None:
             return forward(self._contents.key, self.timeout, name, args, kwargs)
-        if give_way is None or give_way.conflicts is None:
+        if give_way is None or give_way.conflicts is None or name in _MEETING:
             return method(self, *args, **kwargs)
         waits = name in _WAITING
         result = method(self, *args, **kwargs) if waits else None
@@ -174,7 +185,10 @@ class CooperativeStore(dist.Store):
     # -- waiting -----------------------------------------------------------------------------------------------------
 
     def _wait_until(self, ready: Callable[[], bool], what: str, timeout: timedelta | None) -> None:
-        self._wait(ready, what, timeout)
+        def error(seconds: float) -> Exception:
+            return dist.DistStoreError(f"wait timeout after {round(seconds * 1000)}ms, keys: {what}")
+
+        self._wait(ready, f"wait for {what}", timeout, error)
         self._learn()
 
     def _learn(self) -> None:
@@ -183,18 +197,21 @@ class CooperativeStore(dist.Store):
         if order is not None:
             order.host.acquire(self._contents.known)
 
-    def _wait(self, ready: Callable[[], bool], what: str, timeout: timedelta | None) -> None:
+    def _wait(
+        self, ready: Callable[[], bool], what: str, timeout: timedelta | None, error: Callable[[float], Exception]
+    ) -> None:
+        """Wait until ``ready()``; ``what`` is waited for, and ``error(seconds)`` is raised when it takes too long."""
         if ready():
             return
         simulation = self._simulation
         me = simulation.hosts.current()
         limit = self.timeout if timeout is None else timeout
-        there = Condition(f"store wait for {what}", me.rank)
+        there = Condition(f"store {what}", me.rank)
         seconds = limit.total_seconds()
 
         def expire(there: Condition, at: float) -> None:
-            waited = f"wait timeout after {round(seconds * 1000)}ms, keys: {what}"
-            there.fail(dist.DistStoreError("\n".join((waited, *simulation.drain.situation()))), at)
+            waited = error(seconds)
+            there.fail(type(waited)("\n".join((str(waited), *simulation.drain.situation()))), at)
 
         self._contents.waiters.append((ready, there))
         asked_for = timeout is not None or limit not in _NOT_ASKED_FOR
@@ -301,7 +318,7 @@ class CooperativeStore(dist.Store):
     @_on_contents
     def list_keys(self) -> list[str]:
         """The keys."""
-        return sorted(self._contents.values)
+        return sorted(key for key in self._contents.values if key != CLIENTS)
 
     @_on_contents
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:
@@ -354,9 +371,49 @@ class CooperativeStore(dist.Store):
         self.add(key, 1)
         self._wait_until(lambda: int(self._contents.values.get(key, b"0")) >= world_size, key, timeout)
 
+    # -- servers -----------------------------------------------------------------------------------------------------
+
+    @_on_contents
+    def listen(self, port: int, shared: bool) -> None:
+        """Be the server of the address; raise DistNetworkError if another one of this node is."""
+        me, topology = self._simulation.hosts.current(), self._simulation.topology
+        mine, first = Server(topology.node_of(me.sip), me.rank, shared), self._contents.server
+        if first is not None and first.node == mine.node and not (shared and first.shared):
+            raise store_servers.in_use(port, first)
+        self._contents.server = mine
+        self._changed()
+
+    @_on_contents
+    def unlisten(self) -> None:
+        """There is no server any more; the next one has what it had, as others may have met there already."""
+        self._contents.server = None
+
+    @_on_contents
+    def reach(self, name: str, port: int) -> None:
+        """Wait until the address has a server."""
+        self._wait(
+            lambda: self._contents.server is not None, f"server at {name}:{port}", None,
+            lambda seconds: store_servers.not_reached(name, port, seconds),
+        )  # fmt: skip
+
+    @_on_contents
+    def gather(self, size: int, waits: bool) -> None:
+        """Count this store; wait, if it ``waits``, until ``size`` are there: all that run."""
+        self.add(CLIENTS, 1)
+        if not waits or self._simulation.world.communicators.folding is not None:
+            return
+        values = self._contents.values
+        self._wait(
+            lambda: int(values[CLIENTS]) >= size, f"wait for {size} clients", None,
+            lambda seconds: store_servers.not_joined(int(values[CLIENTS]), size, seconds),
+        )  # fmt: skip
+
 
 class TCPStore(CooperativeStore):
-    """Contents by address."""
+    """Contents by address, of which one store is the server.
+
+    As in torch a store that is no master waits for a server, and a master for as many stores as ``world_size``.
+    """
 
     def __init__(
         self,
@@ -374,8 +431,29 @@ class TCPStore(CooperativeStore):
         self.host = host_name
         self.port = port or host.free_port()
         self.is_master = is_master
+        self._serves = False
         self.libuvBackend = use_libuv
-        super().__init__(host, host.shared("tcp", host_name, self.port), timeout)
+        super().__init__(host, host.shared("tcp", store_servers.host_of(host_name), self.port), timeout)
+        if store_servers.is_launchers(host_name, self.port):
+            return
+        if is_master:
+            self._end_dropped_server()
+            self.listen(self.port, multi_tenant)
+            self._serves = True
+        else:
+            self.reach(host_name, self.port)
+        if wait_for_workers and world_size is not None and world_size > 0:
+            self.gather(world_size, is_master)
+
+    def _end_dropped_server(self) -> None:
+        """End the server that this process has at the address if its program has dropped the store."""
+        mine = [
+            place for place, each in enumerate(self._host.kept)
+            if isinstance(each, TCPStore) and each._serves and each._contents is self._contents
+        ]  # fmt: skip
+        kept = self._host.kept
+        if mine and all(sys.getrefcount(kept[place]) <= _REFERENCES for place in mine):
+            self.unlisten()
 
 
 class FileStore(CooperativeStore):

@@ -16,6 +16,10 @@ from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.process_groups.flat_lists import FlatList
 from kernbench.torch_backend.process_groups.futures import Futures
 
+_BLOCKING = "TORCH_NCCL_BLOCKING_WAIT"
+_OFF = frozenset({"", "0", "n", "no", "f", "false"})
+"""What torch takes for no, in a variable of the environment."""
+
 
 class Work(dist.Work):
     """One or more of this rank's operations, as one ``torch.distributed.Work``.
@@ -60,13 +64,22 @@ class Work(dist.Work):
     def wait(self, timeout: timedelta | None = None) -> bool:
         """What this rank does next happens after it. Raises what made it fail.
 
-        Tensors on a GPU: the current stream waits, unless TORCH_NCCL_BLOCKING_WAIT asks for the host too (ADR 0070).
+        Tensors on a GPU: the current stream waits, unless TORCH_NCCL_BLOCKING_WAIT or a ``timeout`` asks for the host too (ADR
+        0070). A collective that has not begun that long after it was called has failed.
         """
         host = self._simulation.hosts.current()
         graph = host.capture
         if graph is not None:
             graph.wait_for_works(host, self.operations)
-        on_stream = self.on_stream and os.environ.get("TORCH_NCCL_BLOCKING_WAIT", "0") in ("", "0")
+        limited = bool(timeout)
+        if timeout:
+            for op in self.operations:
+                begin = (
+                    op.enqueue if self.on_stream else host.clock
+                )  # NCCL's time begins with the call, gloo's with the wait
+                at = max(begin + timeout.total_seconds(), host.clock)
+                self._simulation.limit_wait(op, at, timeout.total_seconds(), self.on_stream)
+        on_stream = self.on_stream and not limited and os.environ.get(_BLOCKING, "0").lower() in _OFF
         wait = self._simulation.wait_on_stream if on_stream else self._simulation.waits.wait
         for op in self.operations:
             wait(op)

@@ -37,6 +37,8 @@ RELIES_ON = (
         has=("_start_trace", "__exit__", "key_averages", "export_chrome_trace"),
         parameters=("enabled", "record_shapes", "with_flops", "profile_memory", "with_stack", "with_modules"),
     ),
+    Reliance("torch.autograd.profiler.emit_nvtx", "ranges of its block are not emitted", subclassed=True,
+             has=("__enter__", "__exit__"), parameters=("enabled", "record_shapes")),
     Reliance("torch.autograd.profiler_legacy", "it is stopped, and what it gives is read", has=(
         "_disable_profiler_legacy", "_parse_legacy_records",
     )),
@@ -225,9 +227,29 @@ def _ignore(*args: object) -> None:
     """Nothing."""
 
 
+class emit_nvtx(profiler.emit_nvtx):  # torch's name
+    """``torch.autograd.profiler.emit_nvtx``: ranges for a profiler of CUDA's, which does not run here."""
+
+    def __enter__(self) -> Any:
+        if not self.enabled:
+            return None
+        if self.entered:
+            raise RuntimeError("NVTX annotation context manager is not reentrant")
+        self.entered = True
+        torch.cuda.synchronize()
+        return self
+
+    def __exit__(self, *exc: object) -> bool | None:
+        if not self.enabled:
+            return None
+        torch.cuda.synchronize()
+        return False
+
+
 def install(patches: Patches) -> None:
     """Give the ranks profilers that do not meet, and that know of GPUs."""
     patches.set(profiler, "profile", profile)
+    patches.set(profiler, "emit_nvtx", emit_nvtx)
     patches.set(torch.autograd, "_supported_activities", _activities)
     patches.set(
         torch.autograd, "_add_metadata_json", _ignore

@@ -31,6 +31,7 @@ from kernbench.torch_backend.operations.recorder import open_recorder
 from kernbench.torch_backend.process_groups.group import SimProcessGroup
 from kernbench.torch_backend.relies_on import Reliance
 from kernbench.torch_backend.symmetric_memory.handle import part_of
+from kernbench.torch_backend.symmetric_memory.kernel_rules import require_summable
 from kernbench.triton_engine.memory import write_epoch
 from kernbench.triton_engine.signals import WORD, Party, Words
 
@@ -247,6 +248,7 @@ class _Operations:
             raise RuntimeError(
                 f"{name}: out has {tuple(out.shape)} {out.dtype}, input {tuple(input.shape)} {input.dtype}"
             )
+        require_summable(name, input)
         return self._post(group, "all_reduce", algorithm, [input], [out], input, ReduceOp.SUM, out)
 
     # -- others ------------------------------------------------------------------------------------------------------
@@ -272,6 +274,7 @@ class _Operations:
                 f"reduce_scatter_out: input {tuple(input.shape)} cannot be scattered over {group.size()} ranks along "
                 f"dimension {dim} into output {tuple(output.shape)}"
             )
+        require_summable("reduce_scatter", input, "two_shot_all_reduce")
         cells = [cell.contiguous() for cell in input.chunk(group.size(), dim)]
         return self._post(
             group, "reduce_scatter", "direct_reducescatter", cells, [output], output, ReduceOp.SUM, output

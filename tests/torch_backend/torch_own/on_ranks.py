@@ -86,6 +86,6 @@ def _meet_in_a_store(suite: Suite) -> None:
 
     def sync(cls: Any, wait_for: int | None = None, timeout: float = 10) -> None:
         local.number = getattr(local, "number", 0) + 1
-        dist.TCPStore("harness", 1, WORLD, False).barrier(f"barrier {local.number}", wait_for or WORLD)  # type: ignore[call-arg]
+        dist.FileStore("harness", WORLD).barrier(f"barrier {local.number}", wait_for or WORLD)  # type: ignore[call-arg]
 
     suite.module.Barrier.sync = classmethod(sync)

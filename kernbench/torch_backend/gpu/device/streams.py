@@ -44,7 +44,8 @@ class Stream:
         devices = bound_devices()
         self.device = torch.device("cuda", devices.told(devices.number(device if stream_id is None else device_index)))
         self.device_index = self.device.index
-        self.priority = priority
+        least, greatest = self.priority_range()
+        self.priority = min(max(priority, greatest), least)
         number = stream_id or stream_ptr  # 0 as an address is none, and what has no number is a new one
         if name is None and (number or stream_id is not None):
             name = _of_number(number or 0)
@@ -157,6 +158,7 @@ class Event:
         self.enable_timing = enable_timing
         self._after: Sequence[Operation] = ()
         self._clock: float | None = None
+        self._device: int | None = None
         self._moment: Moment | None = None
         self._captured: GraphCapture | None = None
         self._known: Known | None = None
@@ -164,8 +166,20 @@ class Event:
     def record(self, stream: Any = None) -> None:
         state = bound_devices().mine().host
         name = state.stream if stream is None else stream.name
+        self._make(bound_devices().number(None) if stream is None else stream.device.index)
         self._mark(state, name)
         _capture(lambda graph: self._mark(state, graph.name(state, name)))
+
+    def _make(self, device: int) -> None:
+        """An event is of the GPU on which it is first recorded. Raises RuntimeError, as torch does, on another one."""
+        if self._device not in (None, device):
+            raise RuntimeError(f"Event device {self._device} does not match recording stream's device {device}.")
+        self._device = device
+
+    @property
+    def device(self) -> torch.device | None:
+        """The GPU on which it was recorded first; None: it has not been."""
+        return None if self._device is None else torch.device("cuda", self._device)
 
     def _mark(self, state: Host, name: str) -> None:
         self._after = state.before(name)
@@ -238,6 +252,11 @@ class Event:
         if not (self.enable_timing and end.enable_timing):
             raise ValueError("Both events must be created with argument 'enable_timing=True'.")
         now, times = bound_devices().simulation.now(), (self._time(), end._time())
+        if self._device != end._device:
+            raise cuda_error(
+                "invalid resource handle",
+                f"Events of cuda:{self._device} and cuda:{end._device} have no time between them: record both on one GPU",
+            )
         if max(times) > now:
             raise cuda_error("device not ready", "An event has not happened when the host asks: synchronize() it first")
         return (times[1] - times[0]) * 1e3

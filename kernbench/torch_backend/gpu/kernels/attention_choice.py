@@ -126,6 +126,17 @@ def _multiplied(tensor: Tensor) -> torch.dtype:
     return dtype
 
 
+def fits(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> bool:
+    """Whether operands of four dimensions are what fused kernels take: of one batch, and with a mask of a format that may be
+    added. Others are composed of products, which spread them, or refused, as the CPU's are."""
+    return (
+        query.shape[0] == key.shape[0] == value.shape[0]
+        and query.shape[3] == key.shape[3]
+        and key.shape[2] == value.shape[2]
+        and (mask is None or mask.dtype in (torch.bool, torch.float32) or _multiplied(mask) is _multiplied(query))
+    )
+
+
 def _has_cudnn(
     query: Tensor,
     key: Tensor,
@@ -141,6 +152,8 @@ def _has_cudnn(
     if not _multiplied(query) == _multiplied(key) == _multiplied(value):
         return False
     if mask is not None and mask.requires_grad:
+        return False
+    if not fits(query, key, value, mask):
         return False
     heads, width, wide = query.shape[1], query.shape[3], value.shape[3]
     return (

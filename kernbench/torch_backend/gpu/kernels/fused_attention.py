@@ -23,7 +23,7 @@ from torch.overrides import handle_torch_function, has_torch_function_unary
 from kernbench.torch_backend.gpu.kernels import attention_backends
 from kernbench.torch_backend.gpu.kernels.attention_backends import AskedAttention, refuse
 from kernbench.torch_backend.gpu.kernels.attention_choice import CUDNN as _CUDNN
-from kernbench.torch_backend.gpu.kernels.attention_choice import bias_of, by_cudnn, takes_cudnn
+from kernbench.torch_backend.gpu.kernels.attention_choice import bias_of, by_cudnn, fits, takes_cudnn
 from kernbench.torch_backend.gpu.tensors.placement import PLAIN, block_of
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
@@ -110,7 +110,7 @@ def install(patches: Patches) -> None:
             or (attn_mask is not None and attn_mask.requires_grad)
             or value.shape[-1] != query.shape[-1]
         )
-        if not in_steps or not _has_a_kernel(query, key, value, attn_mask, is_causal):
+        if not in_steps or not 0 <= dropout_p <= 1 or not _has_a_kernel(query, key, value, attn_mask, is_causal):
             return stock(query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
         parts: tuple[Tensor, ...] = (query, key, value)
         if torch.is_autocast_enabled("cuda"):
@@ -200,6 +200,7 @@ def _has_a_kernel(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None
     return (
         query.dim() == key.dim() == value.dim() == 4
         and query.shape[1] == key.shape[1] == value.shape[1]
+        and fits(query, key, value, mask)
         and not (causal and mask is not None)
         and torch.backends.cuda.mem_efficient_sdp_enabled()
         and block_of(query) is not None

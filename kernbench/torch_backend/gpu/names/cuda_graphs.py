@@ -31,6 +31,9 @@ _DEFAULT_STREAM = (
 )
 _OWNS_ONE = "This CUDAGraph instance already owns a captured graph. To capture a new graph, create a new instance."
 
+_MODES = ("global", "thread_local", "relaxed")
+"""What of other threads CUDA refuses during a capture; here no thread is refused anything."""
+
 
 def graph_pool_handle() -> tuple[int, int]:
     """``torch.cuda.graph_pool_handle``: a token, for graphs that are to share a pool of memory."""
@@ -56,8 +59,12 @@ class CUDAGraph:
     def capture_begin(self, pool: Any = None, capture_error_mode: str = "global", **options: object) -> None:
         """Keep what the rank enqueues from here on, instead of enqueueing it.
 
-        Raises RuntimeError on the default stream, as torch does.
+        Raises RuntimeError on the default stream, and of a mode that there is not, as torch does.
         """
+        if capture_error_mode not in _MODES:
+            raise RuntimeError(
+                f"Unknown capture error mode. Expected `global`, `thread_local`, or `relaxed`, got {capture_error_mode}"
+            )
         host = bound_devices().mine().host
         if streams.current_stream() == streams.default_stream():
             raise RuntimeError(_DEFAULT_STREAM)
@@ -161,7 +168,11 @@ def _capture_stream() -> Any:
 class CaptureContext:
     """``torch.cuda.graph``: the operations of the block become a graph."""
 
-    def __init__(self, cuda_graph: CUDAGraph, pool: object = None, stream: object = None, **options: object) -> None:
+    def __init__(
+        self, cuda_graph: CUDAGraph, pool: object = None, stream: object = None, capture_error_mode: str = "global",
+        **options: object,
+    ) -> None:  # fmt: skip
+        self._mode = capture_error_mode
         self._stream = streams.StreamContext(_capture_stream() if stream is None else stream)
         self._graph, self._pool = cuda_graph, pool
 
@@ -169,7 +180,7 @@ class CaptureContext:
         bound_devices().mine().synchronize()
         empty_cache()
         self._stream.__enter__()
-        self._graph.capture_begin(self._pool)
+        self._graph.capture_begin(self._pool, self._mode)
 
     def __exit__(self, *exc: Any) -> None:
         try:

@@ -18,7 +18,7 @@ from kernbench.cost.work import stated_cost
 from kernbench.topology import Topology
 from kernbench.torch_backend.gpu.device import streams
 from kernbench.torch_backend.gpu.device.devices import are_there, bound_devices, current_device
-from kernbench.torch_backend.gpu.device.generators import DefaultGenerators
+from kernbench.torch_backend.gpu.device.generators import DefaultGenerators, home_of
 from kernbench.torch_backend.gpu.device.identity import bus_of, capability_of
 from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.gpu.device.software_versions import CUDNN, architectures, nccl_version
@@ -245,11 +245,16 @@ def initial_seed() -> int:
 
 
 def get_rng_state(device: Device = "cuda") -> torch.Tensor:
-    return _generator(device).get_state()
+    generator, capture = _generator(device), _mine().host.capture
+    return generator.get_state() if capture is None else capture.read_state(home_of(generator))
 
 
 def set_rng_state(new_state: torch.Tensor, device: Device = "cuda") -> None:
-    _generator(device).set_state(new_state.cpu())
+    generator, capture = _generator(device), _mine().host.capture
+    if capture is None:
+        generator.set_state(new_state.cpu())
+    else:
+        capture.put_state(home_of(generator), new_state, torch.equal)
 
 
 def get_rng_state_all() -> list[torch.Tensor]:
