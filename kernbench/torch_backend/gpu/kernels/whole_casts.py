@@ -13,6 +13,7 @@ import torch
 
 from kernbench.torch_backend.gpu.tensors.placement import block_of
 from kernbench.torch_backend.relies_on import Reliance
+from kernbench.triton_engine.fixed_width import of_nan
 
 _WHOLE = frozenset((torch.int32, torch.int64))
 
@@ -33,9 +34,8 @@ def _saturate(result: torch.Tensor, source: torch.Tensor) -> None:
     over, none = wide >= 2.0 ** (known.bits - 1), wide.isnan()
     if not (over | none).any():
         return
-    of_none = known.min if known.bits == 64 or source.dtype is torch.float64 else 0
     result.masked_fill_(over.broadcast_to(result.shape), known.max)
-    result.masked_fill_(none.broadcast_to(result.shape), of_none)
+    result.masked_fill_(none.broadcast_to(result.shape), of_nan(known.bits, False, source.dtype.itemsize * 8))
 
 
 def _is_cast_by_gpu(dtype: torch.dtype | None, source: torch.Tensor) -> bool:
