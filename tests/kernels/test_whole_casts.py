@@ -87,3 +87,11 @@ def test_instructions_and_functions_of_the_device_library() -> None:
         _cast_by_instructions[(1,)](single, single.double(), into, 4)
         pairs = [(torch.float32, torch.int64), (torch.float64, torch.int32), (torch.float32, torch.int32)]
         assert into.tolist() == [EXPECTED[each] for each in pairs] * 2 + [[-1, 0, LEAST[64], 0]]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("data", [True, False], ids=["data", "no-data"])
+def test_a_number_is_copied_into_whole_numbers(device: str, data: bool) -> None:
+    with kernbench.simulated_gpu("dgx_h100", enable_data=data):
+        into = torch.zeros(2, dtype=torch.int64, device=device)
+        assert [into.copy_(number).tolist() for number in (3, 4.5, True)] == [[3, 3], [4, 4], [1, 1]]
