@@ -98,6 +98,8 @@ class DataExecutor:
         """Operations that failed and whose error may not have been raised yet."""
         self.on_settled: Callable[[Operation], None] | None = None
         """Called with each operation whose values have been computed, or failed to."""
+        self.on_broken_off: Callable[[Operation], None] | None = None
+        """Called with each operation that was broken off while it was computed: it has to end."""
         self.pick: Pick | None = None
         """Says which of several is computed next (:mod:`kernbench.order.choices`); None: the first one is."""
         self._late: dict[Operation, bool] = {}
@@ -109,13 +111,17 @@ class DataExecutor:
     def submit(self, launch: Deferred) -> None:
         """Keep a launch for later."""
         launch.op.executed = False
-        self._queues.setdefault(_queue_of(launch), deque()).append(launch)
         for storage in launch.touches:
             self._touched[storage] = self._touched.get(storage, 0) + 1
+        self._queues.setdefault(_queue_of(launch), deque()).append(launch)
 
     def touches_any(self, storages: Iterable[int]) -> bool:
         """Whether a kept launch may read or write one of these storages."""
         return bool(self._touched) and any(storage in self._touched for storage in storages)
+
+    def keeps(self, op: Operation) -> bool:
+        """Whether the launch of an operation is kept or suspended."""
+        return any(launch.op is op for launch in self._launches())
 
     def kept(self, rank: int | None) -> list[Operation]:
         """The operations of a rank whose launches are kept or suspended."""
@@ -194,16 +200,20 @@ class DataExecutor:
     def _resume_suspended(self, now: float) -> bool:
         moved = False
         waiting, self._suspended = self._suspended, []
-        for running, batch in self._in_turn([(batch[0], (running, batch)) for running, batch in waiting]):
-            if self.pick is not None and self._comes_late(batch[0]):
-                self._suspended.append((running, batch))
-                continue
-            with self._taken(batch, now):
-                went_on = running.run()
-            if went_on:
-                moved = True
-                self._late.pop(batch[0].op, None)
-            self._settle(running, batch, now)
+        turns = [(batch[0], (running, batch)) for running, batch in waiting]
+        try:
+            for running, batch in self._in_turn(turns):
+                if self.pick is not None and self._comes_late(batch[0]):
+                    self._suspended.append((running, batch))
+                    continue
+                with self._taken(batch, now):
+                    went_on = running.run()
+                    self._settle(running, batch, now)
+                if went_on:
+                    moved = True
+                    self._late.pop(batch[0].op, None)
+        finally:
+            self._suspended += [entry for _, entry in turns]  # the others of what was broken off
         return moved
 
     @contextmanager
@@ -213,8 +223,11 @@ class DataExecutor:
         try:
             yield
         except BaseException:
-            for launch in batch:
+            self._suspended = [entry for entry in self._suspended if entry[1] is not batch]
+            for launch in [launch for launch in batch if not launch.op.executed]:
                 self._end(launch, None, now)
+                if self.on_broken_off is not None:
+                    self.on_broken_off(launch.op)
             raise
 
     def _comes_late(self, launch: Deferred) -> bool:
@@ -266,14 +279,16 @@ class DataExecutor:
         try:
             for together in self._in_turn([(batch[0], batch) for batch in heads.values()]):
                 for batch in self._apart(together):
-                    for launch in batch:
-                        del left[id(launch)]
-                    self._late.pop(batch[0].op, None)
                     with self._taken(batch, now):
+                        for launch in batch:
+                            del left[id(launch)]
+                        self._late.pop(batch[0].op, None)
                         running = batch[0].start_batch(batch)
-                    self._settle(running, batch, now)
+                        self._settle(running, batch, now)
         finally:
-            for launch in left.values():  # the others of what was broken off
+            for launch in [
+                launch for launch in left.values() if not launch.op.executed
+            ]:  # the others of what was broken off
                 self._queues.setdefault(_queue_of(launch), deque()).appendleft(launch)
         return bool(heads)
 
@@ -296,11 +311,9 @@ class DataExecutor:
     def _end(self, launch: Deferred, error: BaseException | None, at: float) -> None:
         self._late.pop(launch.op, None)
         for storage in launch.touches:
-            left = self._touched[storage] - 1
+            left = self._touched.pop(storage, 1) - 1
             if left:
                 self._touched[storage] = left
-            else:
-                del self._touched[storage]
         if error is not None:
             launch.op.fail(error, at)
             self.failed.append(launch.op)

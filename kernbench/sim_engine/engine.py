@@ -234,6 +234,11 @@ class GraphEngine:
             op.duration = self._beside(op, op.start, op.duration)
             self._end_stream_op(op, op.start + op.duration)
 
+    def break_off(self, op: Operation) -> None:
+        """End ``op``, whose work was broken off before it was known how long it takes."""
+        if op.end is None and (op.duration is None or op.start is not None):
+            self.set_duration(op, 0.0)
+
     def _beside(self, op: Operation, start: float, seconds: float) -> float:
         """How long an operation of ``seconds`` takes in its rank, after what its SIP has done, and beside its collectives."""
         seconds *= op.pace

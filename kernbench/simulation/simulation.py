@@ -161,6 +161,7 @@ class Simulation:
         self.choices = choices
         self.descriptions: Descriptions | None = None
         self.executor = DataExecutor()
+        self.executor.on_broken_off = self.engine.break_off
         self.hosts = Hosts(scheduler, sips, seed)
         self.order = self.hosts.order = self._order(races, weak=memory == "weak")
         self.memories = ProcessMemories(engine, self.hosts, memory_limit)

@@ -206,7 +206,7 @@ _WHOLE: dict[str, Callable[[Any], Any]] = {"rn": np.rint, "rz": np.trunc, "rd": 
 
 
 def _to_int(whole: Callable[[Any], Any], bits: int, unsigned: bool = False) -> Function:
-    return _numpy(lambda x: saturated(whole(x.astype(np.float64)), bits, unsigned))
+    return _numpy(lambda x: saturated(x, whole, bits, unsigned))
 
 
 def _from_int(mode: str, dtype: Any, unsigned: bool) -> Function:

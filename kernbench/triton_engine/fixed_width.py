@@ -17,17 +17,35 @@ UNSIGNED = {8: np.uint8, 16: np.uint16, 32: np.uint32, 64: np.uint64}
 SIGNED = {8: np.int8, 16: np.int16, 32: np.int32, 64: np.int64}
 
 
-def trunc_div(a: int, b: int) -> int:
-    """Quotient rounded towards zero; 0 where the divisor is 0."""
-    if b == 0:
+def of_nan(bits: int, unsigned: bool, source_bits: int) -> int:
+    """The integer that NVIDIA's conversions make of NaN: 0, or where a side has 64 bits the highest bit alone (PTX ISA,
+    "cvt"; llvm 159530)."""
+    if bits != 64 and source_bits != 64:
         return 0
+    return 1 << (bits - 1) if unsigned else -(1 << (bits - 1))
+
+
+def by_zero(bits: int) -> Callable[[Any], Any]:
+    """What a quotient or a remainder by 0 is on NVIDIA's GPUs, of the dividend (an int or a signed array): all ones.
+
+    The instructions of ``ptxas`` end so, for every width. Compilers divide numbers of 64 bits whose upper halves are 0 as
+    numbers of 32 bits (``div.u32`` in the PTX of such a kernel), so that of them 32 ones are left (pytorch 135330, 165650).
+    """
+    if bits < 64:
+        return lambda a: a * 0 - 1
+    low = (1 << 32) - 1
+    return lambda a: low * (a >> 32 == 0) - (a >> 32 != 0)
+
+
+def trunc_div(a: int, b: int) -> int:
+    """Quotient rounded towards zero."""
     q = abs(a) // abs(b)
     return q if (a < 0) == (b < 0) else -q
 
 
 def trunc_rem(a: int, b: int) -> int:
-    """Remainder with the sign of the dividend; 0 where the divisor is 0."""
-    return a - b * trunc_div(a, b) if b else 0
+    """Remainder with the sign of the dividend."""
+    return a - b * trunc_div(a, b)
 
 
 def unsigned_form(bits: int, f: Callable[[int, int], int]) -> Callable[[int, int], int]:
@@ -52,17 +70,18 @@ def nonzero(b: np.ndarray) -> np.ndarray:
     return np.where(b == 0, b.dtype.type(1), b)
 
 
-def np_quotient(f: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """A quotient or remainder that is 0 where the divisor is 0."""
+def np_division(
+    f: Callable[[Any, Any], Any], of_zero: Callable[[Any], Any]
+) -> Callable[[np.ndarray, np.ndarray], np.ndarray]:
+    """A quotient or remainder of arrays of one type that is ``of_zero`` of the dividend where the divisor is 0."""
 
     def run(a: np.ndarray, b: np.ndarray) -> np.ndarray:
         zero = b == 0
-        return np.where(zero, a.dtype.type(0), f(a, nonzero(b))) if np.any(zero) else f(a, b)
+        return np.where(zero, np.asarray(of_zero(a)).astype(a.dtype), f(a, nonzero(b))) if np.any(zero) else f(a, b)
 
     return run
 
 
-@np_quotient
 def np_trunc_div(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Quotient rounded towards zero."""
     q = np.floor_divide(a, b)

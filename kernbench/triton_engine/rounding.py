@@ -19,6 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .fixed_width import of_nan
+
 #: By machine: the C library's codes of rounding to nearest, down, up and towards zero.
 _CODES = {
     "x86_64": {"rn": 0, "rd": 0x400, "ru": 0x800, "rz": 0xC00},
@@ -117,13 +119,15 @@ def from_integers(x: Tensor, dtype: torch.dtype, unsigned: bool) -> Tensor:
     return narrowed(torch.from_numpy(wide), dtype)
 
 
-def saturated(x: np.ndarray, bits: int, unsigned: bool = False) -> np.ndarray:
-    """Whole numbers (fp64) as integers: the closest there is, and 0 for NaN. Signed arrays hold an unsigned result's bits."""
+def saturated(x: np.ndarray, whole: Callable[[Any], Any], bits: int, unsigned: bool = False) -> np.ndarray:
+    """Floats, rounded by ``whole``, as integers: the closest there is, and of NaN what NVIDIA's conversions make. Signed arrays
+    hold an unsigned result's bits."""
     low, high = (0, (1 << bits) - 1) if unsigned else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
-    x = np.where(np.isnan(x), 0.0, x)
+    none, missing = np.isnan(x), of_nan(bits, unsigned, x.dtype.itemsize * 8)
+    x = whole(np.where(none, 0.0, x.astype(np.float64)))
     small, large = x <= float(low), x >= float(high)
     inner = np.where(small | large, 0.0, x)
-    whole = inner.astype(np.uint64 if unsigned else np.int64)
+    numbers = inner.astype(np.uint64 if unsigned else np.int64)
     kind = np.dtype(f"{'u' if unsigned else 'i'}{bits // 8}")
-    out = np.where(small, kind.type(low), np.where(large, kind.type(high), whole.astype(kind)))
-    return out.view(np.dtype(f"i{bits // 8}"))
+    out = np.where(small, kind.type(low), np.where(large, kind.type(high), numbers.astype(kind)))
+    return np.where(none, kind.type(missing), out).view(np.dtype(f"i{bits // 8}"))

@@ -345,3 +345,52 @@ def test_addresses_as_numbers():
     for x in kept:
         address_kernel[(1,)](x, out)
         assert out.tolist() == [x.data_ptr(), (x.data_ptr() + 12) % 4096]
+
+
+@triton.jit
+def place_of(starts_ptr, x, n):
+    """The last of ``n`` ascending starts that is at most ``x``, by halves."""
+    low = 0
+    high = n
+    while low < high:
+        middle = (low + high) // 2
+        if tl.load(starts_ptr + middle) <= x:
+            low = middle + 1
+        else:
+            high = middle
+    return low - 1
+
+
+@triton.jit
+def search_kernel(starts_ptr, out_ptr, n, total, WORKERS: tl.constexpr):
+    for task in range(tl.program_id(0), total, WORKERS):
+        tl.store(out_ptr + task, place_of(starts_ptr, task // 4, n))
+
+
+@triton.jit
+def two_searches_kernel(starts_ptr, out_ptr, n, x, y):
+    first = place_of(starts_ptr, x, n)
+    tl.store(out_ptr, first + 10 * place_of(starts_ptr, y + first, n))
+
+
+def test_a_search_in_memory_is_no_wait():
+    """Its last turn in one search and the first, or the second after a write, in the next one may leave the same bounds."""
+    starts, out = torch.tensor([0, 3, 5], dtype=torch.int32), torch.full((20,), -7, dtype=torch.int32)
+    search_kernel[(3,)](starts, out, 3, 20, 3)
+    assert out.tolist() == [0] * 12 + [1] * 8
+    two_searches_kernel[(1,)](starts, out, 1, 5, 6)
+    assert out[0] == 0
+
+
+@triton.jit
+def searches_in_a_loop_kernel(starts_ptr, out_ptr, turns):
+    found = 0
+    for x in range(turns):
+        found += place_of(starts_ptr, x, 1) + 1
+    tl.store(out_ptr, found)
+
+
+def test_searches_of_one_turn_one_after_the_other():
+    starts, out = torch.tensor([0, 3, 5], dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    searches_in_a_loop_kernel[(1,)](starts, out, 6)
+    assert out.item() == 6

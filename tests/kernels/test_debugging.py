@@ -39,6 +39,8 @@ def test_device_assert():
     assert_kernel[(2,)](torch.tensor([1, 2, 3, 4]), N=2)
     with pytest.raises(KernbenchError, match="must not be negative") as failure:
         assert_kernel[(2,)](torch.tensor([1, 2, 3, -4]), N=2)
+    assert isinstance(failure.value, torch.AcceleratorError)  # as programs meet it on a GPU
+    assert str(failure.value).startswith("CUDA error: device-side assert triggered\n")
     assert "(1, 0, 0)" in str(failure.value)
     assert "test_debugging.py" in str(failure.value)
 

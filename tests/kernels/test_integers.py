@@ -193,27 +193,6 @@ def test_scalar_arithmetic(a, b):
 
 
 @triton.jit
-def by_zero_kernel(a_ptr, zeros_ptr, out_ptr, a, zero, N: tl.constexpr):
-    i = tl.arange(0, N)
-    x = tl.load(a_ptr + i)
-    zeros = tl.load(zeros_ptr + i)
-    tl.store(out_ptr + i, x // zeros)
-    tl.store(out_ptr + N + i, x % zeros)
-    tl.store(out_ptr + 2 * N, a // zero)
-    tl.store(out_ptr + 2 * N + 1, a % zero)
-
-
-@pytest.mark.beyond_interpreter("numpy warns of a division by zero")
-@pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "uint32"])
-def test_a_quotient_by_zero_is_zero_of_tiles_and_of_numbers(dtype):
-    kind = getattr(torch, dtype)
-    out = torch.full((10,), 5, dtype=kind)
-    values, divisors = torch.tensor([7, 9, 0, 1], dtype=kind), torch.tensor([0, 2, 0, 0], dtype=kind)
-    by_zero_kernel[(1,)](values, divisors, out, 7, 0, N=4)
-    assert out.tolist() == [0, 4, 0, 0, 0, 1, 0, 0, 0, 0]
-
-
-@triton.jit
 def large_scalar_kernel(out_ptr, big, unsigned):
     tl.store(out_ptr, big + 1)
     tl.store(out_ptr + 1, unsigned.to(tl.int64, bitcast=True))
@@ -273,5 +252,56 @@ def test_arithmetic_of_booleans():
     out = torch.full((7, 4), 9, dtype=torch.int8)
     boolean_kernel[(1,)](a, b, out, N=4)
     both, one = [0, 0, 0, 1], [0, 1, 1, 0]
-    first_only = [0, 0, 1, 0]
-    assert out.tolist() == [one, one, both, both, [0] * 4, first_only, first_only]
+    first, first_only = [0, 0, 1, 1], [0, 0, 1, 0]  # a divisor is 1, to the compiler
+    assert out.tolist() == [one, one, both, first, [0] * 4, first_only, first_only]
+
+
+@triton.jit
+def divide_kernel(a_ptr, b_ptr, out_ptr, seven, zero, N: tl.constexpr, SCALARS: tl.constexpr):
+    tl.store(out_ptr + 2 * N, seven // zero)
+    tl.store(out_ptr + 2 * N + 1, seven % zero)
+    if SCALARS:
+        for i in range(N):
+            a, b = tl.load(a_ptr + i), tl.load(b_ptr + i)
+            tl.store(out_ptr + i, a // b)
+            tl.store(out_ptr + N + i, a % b)
+    else:
+        i = tl.arange(0, N)
+        a, b = tl.load(a_ptr + i), tl.load(b_ptr + i)
+        tl.store(out_ptr + i, a // b)
+        tl.store(out_ptr + N + i, a % b)
+
+
+@pytest.mark.beyond_interpreter("numpy warns of a division by zero")
+@pytest.mark.parametrize("scalars", [False, True], ids=["tile", "scalars"])
+@pytest.mark.parametrize("dtype", INTEGERS)
+def test_division_by_zero(dtype: str, scalars: bool) -> None:
+    """All ones on NVIDIA; of a number of 64 bits that fits into 32, 32 ones (pytorch 135330, 165650)."""
+    info = np.iinfo(dtype)
+    a = np.array([7, 0, info.max, info.min], dtype=dtype)
+    b = np.array([0, 0, 0, 3], dtype=dtype)
+    out = torch.zeros(10, dtype=getattr(torch, dtype))
+    divide_kernel[(1,)](torch.from_numpy(a), torch.from_numpy(b), out, 7, 0, 4, scalars)
+    ones = -1 if info.min < 0 else info.max
+    short = 2**32 - 1 if info.bits == 64 else ones
+    quotient, remainder = divmod(-int(info.min), 3)
+    assert out.tolist() == [short, short, ones, -quotient, short, short, ones, -remainder, ones, ones]
+
+
+@triton.jit
+def divide_by_instructions(a_ptr, b_ptr, out_ptr):
+    i = tl.arange(0, 4)
+    a, b = tl.load(a_ptr + i), tl.load(b_ptr + i)
+    tl.store(out_ptr + i, tl.inline_asm_elementwise("div.s64 $0, $1, $2;", "=l,l,l", [a, b], tl.int64, True, 1))
+    tl.store(out_ptr + 4 + i, tl.inline_asm_elementwise("rem.s64 $0, $1, $2;", "=l,l,l", [a, b], tl.int64, True, 1))
+    small = tl.inline_asm_elementwise(
+        "rem.u32 $0, $1, $2;", "=r,r,r", [a.to(tl.int32), b.to(tl.int32)], tl.int32, True, 1
+    )
+    tl.store(out_ptr + 8 + i, small)
+
+
+@pytest.mark.beyond_interpreter("has no inline assembly")
+def test_division_by_zero_in_instructions() -> None:
+    out = torch.zeros(3, 4, dtype=torch.int64)
+    divide_by_instructions[(1,)](torch.tensor([7, -7, 0, -7]), torch.tensor([0, 0, 0, 2]), out)
+    assert out.tolist() == [[-1, -1, -1, -3], [-1, -1, -1, -1], [-1, -1, -1, 1]]

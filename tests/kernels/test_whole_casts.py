@@ -6,6 +6,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import libdevice
 
 import kernbench
 
@@ -64,3 +65,33 @@ def test_a_finite_number_that_is_too_large() -> None:
     with kernbench.simulated_gpu("dgx_h100"):
         source = torch.tensor([3e9, -3e9, 2147483520.0], device="cuda")
         assert source.int().tolist() == [MOST[32], LEAST[32], 2147483520]
+
+
+@triton.jit
+def _cast_by_instructions(single, double, into, n: tl.constexpr):
+    i = tl.arange(0, n)
+    x, y = tl.load(single + i), tl.load(double + i)
+    tl.store(into + i, tl.inline_asm_elementwise("cvt.rzi.s64.f32 $0, $1;", "=l,f", [x], tl.int64, True, 1))
+    tl.store(into + n + i, tl.inline_asm_elementwise("cvt.rzi.s32.f64 $0, $1;", "=r,d", [y], tl.int32, True, 1))
+    tl.store(into + 2 * n + i, tl.inline_asm_elementwise("cvt.rzi.s32.f32 $0, $1;", "=r,f", [x], tl.int32, True, 1))
+    tl.store(into + 3 * n + i, libdevice.float2ll_rz(x))
+    tl.store(into + 4 * n + i, libdevice.double2int_rz(y))
+    tl.store(into + 5 * n + i, libdevice.float2int_rz(x))
+    tl.store(into + 6 * n + i, tl.inline_asm_elementwise("cvt.rzi.u64.f32 $0, $1;", "=l,f", [x], tl.int64, True, 1))
+
+
+def test_instructions_and_functions_of_the_device_library() -> None:
+    with kernbench.simulated_gpu("dgx_h100"):
+        single = torch.tensor(GIVEN, device="cuda")
+        into = torch.empty(7, 4, dtype=torch.int64, device="cuda")
+        _cast_by_instructions[(1,)](single, single.double(), into, 4)
+        pairs = [(torch.float32, torch.int64), (torch.float64, torch.int32), (torch.float32, torch.int32)]
+        assert into.tolist() == [EXPECTED[each] for each in pairs] * 2 + [[-1, 0, LEAST[64], 0]]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("data", [True, False], ids=["data", "no-data"])
+def test_a_number_is_copied_into_whole_numbers(device: str, data: bool) -> None:
+    with kernbench.simulated_gpu("dgx_h100", enable_data=data):
+        into = torch.zeros(2, dtype=torch.int64, device=device)
+        assert [into.copy_(number).tolist() for number in (3, 4.5, True)] == [[3, 3], [4, 4], [1, 1]]

@@ -54,3 +54,22 @@ def test_a_traced_function_keeps_its_moves(data: bool) -> None:
         assert back(torch.ones(3, device="cuda"))(torch.ones(3, device="cuda")).device == torch.device("cpu")
         copies = [each.name for each in ctx.engine.op_log.operations if " to " in each.name]
         assert copies == ["host to device"] * 2 + ["device to host"] * 2
+
+
+def _placed(x: Tensor) -> Tensor:
+    """It asks its argument where it is, in each of torch's ways."""
+    assert (x.is_cuda, x.is_cpu, x.get_device()) == (True, False, x.device.index)
+    return (torch.arange(x.shape[0], device=x.device)[:, None] * x).sum()
+
+
+@pytest.mark.parametrize("data", [True, False], ids=["data", "no-data"])
+@pytest.mark.parametrize(
+    "transform", [torch.func.grad, lambda f: lambda x: torch.vmap(f)(x[None])], ids=["grad", "vmap"]
+)
+def test_a_compiled_transform_knows_where_its_arguments_are(transform: Any, data: bool) -> None:
+    with kernbench.simulated_gpu("dgx_h100", enable_data=data):
+        x = torch.ones(3, 2, device="cuda")
+        found = torch.compile(transform(_placed), fullgraph=True, backend="aot_eager")(x)
+        assert found.device == x.device
+        if data:
+            torch.testing.assert_close(found, transform(_placed)(x))

@@ -10,7 +10,8 @@ import torch
 
 import kernbench
 
-SIGNED, UNSIGNED = (torch.int8, torch.int32, torch.int64), torch.uint8
+SIGNED, UNSIGNED = (torch.int8, torch.int32), torch.uint8
+ONES = 2**32 - 1  # of an int64 that is divided as a number of 32 bits
 CALLS: list[tuple[Callable[[Any, Any], Any], list[int]]] = [
     (lambda a, b: a // b, [-1, -2, -1, -4]),
     (lambda a, b: torch.div(a, b, rounding_mode="floor"), [-1, -2, -1, -4]),
@@ -35,6 +36,10 @@ def test_all_ones_on_a_gpu(data: bool) -> None:
             a = torch.tensor([7, -7, 0, -7], dtype=dtype, device="cuda")
             b = torch.tensor([0, 0, 0, 2], dtype=dtype, device="cuda")
             assert [call(a, b).tolist() for call, _ in CALLS] == [expected for _, expected in CALLS]
+        a, b = torch.tensor([7, -7, 1 << 40, -7], device="cuda"), torch.tensor([0, 0, 0, 2], device="cuda")
+        assert [(a // b).tolist(), (a % b).tolist()] == [[ONES, -2, -1, -4], [ONES, -1, -1, 1]]
+        assert [(a.int() // b).tolist(), a.clone().remainder_(b).tolist()] == [[ONES, -2, ONES, -4], [ONES, -1, -1, 1]]
+        assert [(7 // b).tolist(), (a[:2] % 0).tolist()] == [[ONES, ONES, ONES, 3], [ONES, -1]]
         a, b = (torch.tensor(each, dtype=UNSIGNED, device="cuda") for each in ([7, 0, 7], [0, 0, 2]))
         assert [(a // b).tolist(), (a % b).tolist()] == [[255, 255, 3], [255, 255, 1]]
         assert (a / b).tolist()[::2] == [float("inf"), 3.5]

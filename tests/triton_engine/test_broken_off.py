@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ import triton
 import triton.language as tl
 
 import kernbench
+from kernbench.sim_engine import DataExecutor
+from kernbench.simulation.launches import kernel_launch
 from kernbench.simulation.launches.kernel_launch import SampledLaunch
 from kernbench.triton_engine.machine import Execution
 
@@ -27,20 +30,28 @@ def launch_all(parts: list[torch.Tensor]) -> None:
     torch.cuda.synchronize()
 
 
+PLACES = {
+    "before it is kept": [(DataExecutor, "submit"), (SampledLaunch, "price")],
+    "in its programs": [(Execution, "run"), (SampledLaunch, "cost")],
+    "when it is priced": [(kernel_launch, "_note_cost")],
+}
+
+
 @pytest.mark.parametrize("data", [True, False], ids=["data", "no-data"])
 @pytest.mark.parametrize("streams", [1, 2])
-def test_what_comes_after_goes_on(monkeypatch, data: bool, streams: int) -> None:
+@pytest.mark.parametrize("place", PLACES.values(), ids=PLACES)
+def test_what_comes_after_goes_on(monkeypatch, data: bool, streams: int, place: list[tuple[Any, str]]) -> None:
     left = [KeyboardInterrupt]
 
-    def breaking_off(stock: Callable[..., object]) -> Callable[[object], object]:
-        def call(self: object) -> object:
+    def breaking_off(stock: Callable[..., object]) -> Callable[..., object]:
+        def call(*args: object) -> object:
             if left:
                 raise left.pop()
-            return stock(self)
+            return stock(*args)
 
         return call
 
-    for owner, name in ((Execution, "run"), (SampledLaunch, "cost")):
+    for owner, name in place:
         monkeypatch.setattr(owner, name, breaking_off(getattr(owner, name)))
     with kernbench.simulated_gpu("dgx_h100", enable_data=data):
         parts = [torch.zeros(16, device="cuda") for _ in range(streams)]
@@ -57,4 +68,4 @@ def test_what_comes_after_goes_on(monkeypatch, data: bool, streams: int) -> None
         torch.cuda.synchronize()
         assert begin.elapsed_time(end) > 0
         if data:
-            assert found[0] == [1.0] * 16
+            assert found[0] == [2.0 if place is PLACES["when it is priced"] else 1.0] * 16  # it had run, then

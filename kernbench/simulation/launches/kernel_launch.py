@@ -223,6 +223,18 @@ class KernelLauncher:
         detail = {"grid": list(launch.grid), "at": launch.where}
         op = self.streams.enqueue(host, launch.name, None, tensors=tensors, deferred=True, detail=detail)
         self.last = op
+        try:
+            self._hand_over(host, op, launch, tensors, awaited)
+        except BaseException:
+            if not op.executed and not self.executor.keeps(op):  # broken off before it was kept
+                self.executor.computed(op)
+                self.engine.break_off(op)
+            raise
+
+    def _hand_over(
+        self, host: Host, op: Operation, launch: Launch, tensors: list[torch.Tensor], awaited: Sequence[Operation]
+    ) -> None:
+        """Have a launch computed, now or later."""
         if host.order is not None and host.rank is not None:
             launch.moment = host.order.kernel(op.moment)
             for tensor in tensors:
@@ -337,11 +349,11 @@ class SampledLaunch(TritonLaunch):
         try:
             with self.launcher.hosts.current().as_one():
                 cost = self.cost()
+            _note_cost(self, cost)
+            self.launcher.engine.set_duration(self.op, cost.seconds)
         except BaseException:  # Ctrl-C, or a limit of a test: its stream goes on
-            self.launcher.engine.set_duration(self.op, 0.0)
+            self.launcher.engine.break_off(self.op)
             raise
-        _note_cost(self, cost)
-        self.launcher.engine.set_duration(self.op, cost.seconds)
 
     def cost(self) -> Cost:
         """What it occupies its stream for, from the counts of a few programs."""

@@ -65,12 +65,16 @@ class SignalTiming:
         """End those of which everything is known now; False if there is none."""
         settled = False
         waiting, self._open = self._open, []
-        for item in waiting:
-            if self._known(item):
-                self._end(item)
-                settled = True
-            else:
-                self._open.append(item)
+        try:
+            while waiting:
+                if self._known(waiting[0]):
+                    self._end(waiting[0])
+                    settled = True
+                else:
+                    self._open.append(waiting[0])
+                del waiting[0]
+        finally:
+            self._open += waiting  # what was broken off, and those after it
         return settled
 
     def _known(self, item: _Open) -> bool:

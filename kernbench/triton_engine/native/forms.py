@@ -159,9 +159,9 @@ def to_float(info: OpInfo, text: IrText, args: Sequence[str]) -> str | None:
     return text.put(f"{'uitofp' if unsigned else 'sitofp'} {REGISTERS[source.elem]} {args[0]} to {FULL[target]}")
 
 
-def to_integer(bits_of: Callable[[OpInfo, bool], tuple[int, bool]], of_none: Callable[[OpInfo], bool]) -> Form:
+def to_integer(bits_of: Callable[[OpInfo, bool], tuple[int, bool]], of_nan: Callable[[OpInfo], int]) -> Form:
     """From a float, toward zero: what does not fit into the bits of ``bits_of`` saturates, and of the result as many are kept
-    as the type has. ``of_none``: whether NaN gives the highest bit, not 0."""
+    as the type has. ``of_nan``: the integer that NaN gives."""
 
     def form(info: OpInfo, text: IrText, args: Sequence[str]) -> str | None:
         source, target = info.operand_types[0].elem, info.ty
@@ -172,9 +172,9 @@ def to_integer(bits_of: Callable[[OpInfo, bool], tuple[int, bool]], of_none: Cal
         wide, kind = text.widen(source, args[0]), FULL.get(source, "float")
         name = f"llvm.fpto{'u' if positive else 's'}i.sat.i{bits}.{'f64' if source == 'f64' else 'f32'}"
         out = text.call(f"i{bits}", name, (kind, wide))
-        if of_none(info):
+        if value := of_nan(info):
             missing = text.put(f"fcmp uno {kind} {wide}, {wide}")
-            out = text.put(f"select i1 {missing}, i{bits} {-(1 << (bits - 1))}, i{bits} {out}")
+            out = text.put(f"select i1 {missing}, i{bits} {value}, i{bits} {out}")
         return out if bits == target.bits else text.put(f"trunc i{bits} {out} to i{target.bits}")
 
     return form

@@ -20,8 +20,9 @@ from kernbench.triton_engine.affine import aff_add, aff_div, aff_minmax, aff_mul
 from kernbench.triton_engine.batch import Batch
 from kernbench.triton_engine.fixed_width import (
     SIGNED,
+    by_zero,
+    np_division,
     np_mulhi,
-    np_quotient,
     np_shift,
     np_trunc_div,
     np_unsigned,
@@ -62,6 +63,7 @@ class _Binary:
     addressing: bool = False
     native: forms.Form | None = None
     picks: Callable[[list[Any]], int | None] | None = None
+    divides: str = ""  # "quotient" or "remainder": ``python`` and ``numpy`` take divisors that are not 0
 
 
 def _first(batch: Batch, x: Value, y: Value, tile: tuple[int, ...]) -> Value:
@@ -72,7 +74,7 @@ def _nothing(batch: Batch, x: Value, y: Value, tile: tuple[int, ...]) -> Value:
     return False
 
 
-# Booleans: a quotient by 1 is the dividend, as one by 0 gives 0; -1 // -1 wraps to -1.
+# Booleans: a divisor is 1, to the compiler (a quotient is the dividend); -1 // -1 wraps to -1.
 _BINARY: dict[str, _Binary] = {
     "arith.addi": _Binary(
         lambda a, b: a + b, aff_add, np.add, torch.add, mask_xor, addressing=True, native=forms.integer("add")
@@ -83,34 +85,37 @@ _BINARY: dict[str, _Binary] = {
     "arith.muli": _Binary(
         lambda a, b: a * b, aff_mul, np.multiply, torch.mul, mask_and, addressing=True, native=forms.integer("mul")
     ),
-    "arith.divsi": _Binary(trunc_div, aff_div, np_trunc_div, None, mask_and),
-    "arith.remsi": _Binary(trunc_rem, aff_rem, np_quotient(np.fmod), None, _nothing),
+    "arith.divsi": _Binary(trunc_div, aff_div, np_trunc_div, None, _first, divides="quotient"),
+    "arith.remsi": _Binary(trunc_rem, aff_rem, np.fmod, None, _nothing, divides="remainder"),
     "arith.divui": _Binary(
-        lambda a, b: a // b if b else 0,
+        lambda a, b: a // b,
         aff_div,
-        np_unsigned(np_quotient(np.floor_divide)),
+        np_unsigned(np.floor_divide),
         None,
-        mask_and,
+        _first,
         unsigned=True,
+        divides="quotient",
     ),
     "arith.remui": _Binary(
-        lambda a, b: a % b if b else 0, aff_rem, np_unsigned(np_quotient(np.remainder)), None, _nothing, unsigned=True
+        lambda a, b: a % b,
+        aff_rem,
+        np_unsigned(np.remainder),
+        None,
+        _nothing,
+        unsigned=True,
+        divides="remainder",
     ),
     "arith.floordivsi": _Binary(
-        lambda a, b: a // b if b else 0,
-        aff_div,
-        np_quotient(np.floor_divide),
-        None,
-        None,
-        symbolic=False,
+        lambda a, b: a // b, aff_div, np.floor_divide, None, None, symbolic=False, divides="quotient"
     ),
     "arith.ceildivsi": _Binary(
-        lambda a, b: -(-a // b) if b else 0,
+        lambda a, b: -(-a // b),
         None,
-        np_quotient(lambda a, b: -np.floor_divide(-a, b)),
+        lambda a, b: -np.floor_divide(-a, b),
         None,
         None,
         symbolic=False,
+        divides="quotient",
     ),
     "arith.andi": _Binary(
         lambda a, b: a & b,
@@ -180,6 +185,18 @@ def _upper_half(info: OpInfo) -> Callable[..., Value]:
     return _binary(row, info)
 
 
+def _by_zero(row: _Binary, info: OpInfo) -> Callable[[Any], Any]:
+    """What a division by 0 gives. On AMD's GPUs a remainder is the dividend (torch's own tests of ROCm say so); a quotient,
+    whose instructions differ by width, is 0 here."""
+    if info.backend == "hip":
+        return (lambda a: a) if row.divides == "remainder" else (lambda a: a * 0)
+    return by_zero(info.ty.bits)
+
+
+def _division(f: Callable[[int, int], int], of_zero: Callable[[int], int]) -> Callable[[int, int], int]:
+    return lambda a, b: f(a, b) if b else of_zero(a)
+
+
 def _binary(row: _Binary, info: OpInfo) -> Callable[..., Value]:
     ty = info.ty
     bits, dtype, tile = ty.bits, ty.dtype, ty.shape
@@ -188,8 +205,11 @@ def _binary(row: _Binary, info: OpInfo) -> Callable[..., Value]:
             raise UnsupportedOpError(f"{info.name} of booleans")
         boolean = row.boolean
         return lambda batch, x, y: boolean(batch, x, y, tile)
-    affine, numpy, dense = row.affine, row.numpy, row.torch
-    python = unsigned_form(bits, row.python) if row.unsigned else row.python
+    affine, numpy, dense, python = row.affine, row.numpy, row.torch, row.python
+    if row.divides:
+        of_zero = _by_zero(row, info)
+        numpy, python = np_division(numpy, of_zero), _division(python, of_zero)
+    python = unsigned_form(bits, python) if row.unsigned else python
     np_type = SIGNED[bits]
     through_torch = dense or through_numpy(numpy, dtype)
     half = 1 << (bits - 1)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from kernbench.triton_engine.affine import fits
 from kernbench.triton_engine.batch import Batch
+from kernbench.triton_engine.fixed_width import of_nan
 from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.frontend.types import FLOAT8
 from kernbench.triton_engine.native import forms
@@ -132,15 +133,13 @@ def _converted_as(info: OpInfo, unsigned: bool) -> tuple[int, bool]:
     return 16, unsigned and not (info.backend == "hip" and bits == 8)
 
 
-def _gives_highest_bit(info: OpInfo) -> bool:
-    """Whether NaN gives the highest bit alone (the least number, where there is a sign) and not 0.
-
-    ``cvt.rzi`` does where one of its sides has 64 bits (PTX ISA, "cvt"; pytorch 154724, 154726).
-    """
-    return info.backend != "hip" and (info.ty.bits == 64 or info.operand_types[0].elem == "f64")
+def _of_nan(info: OpInfo) -> int:
+    """What NaN becomes, in the integer that the target's instruction makes: 0 on AMD."""
+    bits, unsigned = _converted_as(info, info.name.endswith("fptoui"))
+    return 0 if info.backend == "hip" else of_nan(bits, unsigned, 64 if info.operand_types[0].elem == "f64" else 32)
 
 
-@op("arith.fptosi", "arith.fptoui", native=forms.to_integer(_converted_as, _gives_highest_bit))
+@op("arith.fptosi", "arith.fptoui", native=forms.to_integer(_converted_as, _of_nan))
 def _float_to_int(info: OpInfo) -> Callable[..., Value]:
     """Toward zero. Out-of-range values saturate and NaN gives 0 or the highest bit, as the hardware conversion does.
 
@@ -152,7 +151,7 @@ def _float_to_int(info: OpInfo) -> Callable[..., Value]:
         return lambda batch, x: (x != 0) if type(x) is Tensor else x != 0.0
     bits, positive = _converted_as(info, unsigned)
     lo, hi = (0, (1 << bits) - 1) if positive else (-(1 << (bits - 1)), (1 << (bits - 1)) - 1)
-    of_none = float((1 << (bits - 1)) * (1 if positive else -1)) if _gives_highest_bit(info) else 0.0
+    of_none = float(_of_nan(info))
 
     def run(batch: Batch, x: Any) -> Value:
         scalar = type(x) is not Tensor

@@ -19,8 +19,12 @@ from .registry import op
 from .shape import materialise
 
 
-class DeviceAssertionError(KernbenchError, AssertionError):
-    """A ``tl.device_assert`` failed. The message names rank, program, source line and the user's text."""
+class DeviceAssertionError(KernbenchError, torch.AcceleratorError, AssertionError):
+    """A ``tl.device_assert`` failed. The message names rank, program, source line and the user's text.
+
+    Programs meet torch's error for what CUDA calls so (``cudaErrorAssert``), with its words and its number."""
+
+    error_code = 710
 
 
 def _lane_names(batch: Batch) -> list[tuple[int | None, tuple[int, int, int]]]:
@@ -97,6 +101,7 @@ def _assert(info: OpInfo) -> Callable[..., Value]:
         at = (~flat[lane]).nonzero().reshape(-1)[:4].tolist()
         where = f", elements {at}" if ty.shape else ""
         error = DeviceAssertionError(
+            "CUDA error: device-side assert triggered\n"
             f"kernel {info.kernel}: device_assert failed: {message}\n  {_name(*names[lane])}{where}\n  at {info.loc}"
         )
         error.ranks = (names[lane][0],)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kernbench.triton_engine.fixed_width import np_shift, np_trunc_div
+from kernbench.triton_engine.fixed_width import np_division, np_shift, np_trunc_div
 from kernbench.triton_engine.rounding import directed, fused_to_odd, multiply_add
 
 from .conversions import DIRECTIONS
@@ -17,8 +17,16 @@ from .state import State
 from .table import instruction
 
 
+def _of_zero(a: np.ndarray) -> np.ndarray:
+    """All ones, as the instructions of ``ptxas`` end: quotients and remainders of 16, 32 and 64 bits."""
+    return ~np.zeros_like(a)
+
+
+_QUOTIENT, _REMAINDER = np_division(np_trunc_div, _of_zero), np_division(np.fmod, _of_zero)
+
+
 def _divide(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return a / b if a.dtype.kind == "f" else np_trunc_div(a, b)
+    return a / b if a.dtype.kind == "f" else _QUOTIENT(a, b)
 
 
 def _shift_right(a: np.ndarray, b: np.ndarray) -> np.ndarray:
@@ -35,7 +43,7 @@ ARITHMETIC: dict[str, Callable[..., Any]] = {
     "and": np.bitwise_and,
     "or": np.bitwise_or,
     "xor": np.bitwise_xor,
-    "rem": np.fmod,
+    "rem": _REMAINDER,
     "shl": np_shift(np.left_shift),
     "shr": _shift_right,
 }

@@ -52,7 +52,7 @@ def _convert(x: np.ndarray, to: str, modifiers: tuple[str, ...]) -> np.ndarray:
         if to[0] in "us" and to != "ue8m0":
             info = np.iinfo(SIGNED[width(to)] if to[0] == "s" else UNSIGNED[width(to)])
             if real:
-                x = saturated(np.trunc(x.astype(np.float64)), width(to), to[0] == "u")
+                x = saturated(x, np.trunc, width(to), to[0] == "u")
                 x = x.view(info.dtype)
             elif "sat" in modifiers:
                 x = np.clip(x.astype(np.int64), info.min, info.max)

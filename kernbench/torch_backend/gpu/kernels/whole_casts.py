@@ -7,12 +7,13 @@ bits get is left as the CPU has it: torch promises nothing, and compilers differ
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
 from kernbench.torch_backend.gpu.tensors.placement import block_of
 from kernbench.torch_backend.relies_on import Reliance
+from kernbench.triton_engine.fixed_width import of_nan
 
 _WHOLE = frozenset((torch.int32, torch.int64))
 
@@ -33,25 +34,30 @@ def _saturate(result: torch.Tensor, source: torch.Tensor) -> None:
     over, none = wide >= 2.0 ** (known.bits - 1), wide.isnan()
     if not (over | none).any():
         return
-    of_none = known.min if known.bits == 64 or source.dtype is torch.float64 else 0
     result.masked_fill_(over.broadcast_to(result.shape), known.max)
-    result.masked_fill_(none.broadcast_to(result.shape), of_none)
+    result.masked_fill_(none.broadcast_to(result.shape), of_nan(known.bits, False, source.dtype.itemsize * 8))
 
 
-def _is_cast_by_gpu(dtype: torch.dtype | None, source: torch.Tensor) -> bool:
-    return dtype in _WHOLE and source.is_floating_point() and block_of(source) is not None
+def _is_cast_by_gpu(source: torch.Tensor | complex, dtype: torch.dtype | None) -> TypeGuard[torch.Tensor]:
+    """A number (``tensor.copy_(3)``) is the host's, and cast there."""
+    return (
+        dtype in _WHOLE
+        and isinstance(source, torch.Tensor)
+        and source.is_floating_point()
+        and block_of(source) is not None
+    )
 
 
-def _cast(source: torch.Tensor, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
+def _cast(source: torch.Tensor | complex, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
     result = _to_copy._op(source, dtype=dtype, **kwargs)
-    if _is_cast_by_gpu(dtype, source):
+    if _is_cast_by_gpu(source, dtype):
         _saturate(result, source)
     return result
 
 
-def _copied(into: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> Any:
+def _copied(into: torch.Tensor, source: torch.Tensor | complex, non_blocking: bool = False) -> Any:
     result = _copy._op(into, source, non_blocking)
-    if _is_cast_by_gpu(into.dtype, source):
+    if _is_cast_by_gpu(source, into.dtype):
         _saturate(into, source)
     return result
 

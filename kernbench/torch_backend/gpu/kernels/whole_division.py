@@ -2,8 +2,9 @@
 
 NVIDIA's compiler ends the instructions of a division, and those of a remainder, with all ones where the divisor is zero
 (``LOP3`` 0x33 of the divisor in 32 bits, ``SEL`` 0xffffffff in 64: SASS for compute capability 9.0 of the ``ptxas`` that comes
-with Triton 3.7, for ``div`` and ``rem``), so that is what is given: -1, or the largest number without a sign. Rounding down,
-torch takes one from a quotient of two signs that has a remainder: -2.
+with Triton 3.7, for ``div`` and ``rem``), so that is what is given: -1, or the largest number without a sign, and of an
+``int64`` that fits into 32 bits 4294967295, as it is divided so (:func:`~kernbench.triton_engine.fixed_width.by_zero`).
+Rounding down, torch takes one from a quotient of two signs that has a remainder: -2.
 """
 
 from __future__ import annotations
@@ -49,10 +50,13 @@ def _without_raising(call: Callable[..., Any], name: str) -> Callable[..., Any]:
             return call(dividend, divisor, *args, **kwargs)
         down = name == "floor_divide" or rounding == "floor"
         lower = torch.as_tensor(dividend < 0) & zero if down else None
+        short = (torch.as_tensor(dividend).to(torch.int64) >> 32 == 0) & zero
         harmless = torch.where(zero, 1, divisor) if isinstance(divisor, torch.Tensor) else 1
         result = call(dividend, harmless, *args, **kwargs)
         ones = -1 if result.dtype.is_signed else torch.iinfo(result.dtype).max
         result.masked_fill_(zero.broadcast_to(result.shape), ones)
+        if result.dtype.itemsize == 8:
+            result.masked_fill_(short.broadcast_to(result.shape), 0xFFFFFFFF)
         return result if lower is None else result.masked_fill_(lower.broadcast_to(result.shape), -2)
 
     return compute

@@ -189,24 +189,39 @@ def device_of(tensor: torch.Tensor) -> torch.device:
         cls = type(tensor)
         if answers_itself(cls):  # it knows torch's getter, not what stands in its place
             return cls.__torch_function__(_stock_device.__get__, (cls,), (tensor,), {})
-        return _stock_device.__get__(tensor)
+        return _stock_device.__get__(tensor) if (fake := _fake_inside(tensor)) is None else fake.device
     return torch.device("cuda", _index_of(block))
+
+
+def _fake_inside(tensor: torch.Tensor) -> torch.Tensor | None:
+    """The fake tensor that transforms (``torch.func``) have wrapped while Dynamo traces: it alone knows of its GPU."""
+    inner = tensor
+    while is_wrapped_by_transform(inner):
+        (inner,) = components_of(inner)
+    return None if inner is tensor or not hasattr(inner, "fake_mode") else inner
+
+
+def _is_on_gpu(tensor: torch.Tensor) -> bool:
+    return block_of(tensor) is not None or ((fake := _fake_inside(tensor)) is not None and fake.is_cuda)
 
 
 def is_cuda(tensor: torch.Tensor) -> bool:
     """``Tensor.is_cuda``."""
-    return _stock_is_cuda.__get__(tensor) or (current_device() is not None and block_of(tensor) is not None)
+    return _stock_is_cuda.__get__(tensor) or (current_device() is not None and _is_on_gpu(tensor))
 
 
 def is_cpu(tensor: torch.Tensor) -> bool:
     """``Tensor.is_cpu``."""
-    return _stock_is_cpu.__get__(tensor) and (current_device() is None or block_of(tensor) is None)
+    return _stock_is_cpu.__get__(tensor) and (current_device() is None or not _is_on_gpu(tensor))
 
 
 def get_device(tensor: torch.Tensor) -> int:
     """``Tensor.get_device``."""
     block = block_of(tensor)
-    return -1 if block is None else _index_of(block)
+    if block is not None:
+        return _index_of(block)
+    fake = _fake_inside(tensor)
+    return -1 if fake is None or fake.device.index is None else fake.device.index
 
 
 def record_stream(tensor: torch.Tensor, stream: Any) -> None:
