@@ -64,3 +64,11 @@ def test_a_finite_number_that_is_too_large() -> None:
     with kernbench.simulated_gpu("dgx_h100"):
         source = torch.tensor([3e9, -3e9, 2147483520.0], device="cuda")
         assert source.int().tolist() == [MOST[32], LEAST[32], 2147483520]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("data", [True, False], ids=["data", "no-data"])
+def test_a_number_is_copied_into_whole_numbers(device: str, data: bool) -> None:
+    with kernbench.simulated_gpu("dgx_h100", enable_data=data):
+        into = torch.zeros(2, dtype=torch.int64, device=device)
+        assert [into.copy_(number).tolist() for number in (3, 4.5, True)] == [[3, 3], [4, 4], [1, 1]]
