@@ -29,6 +29,11 @@ DEFAULT_TIMEOUT = timedelta(seconds=300)
 _NOT_ASKED_FOR = frozenset({DEFAULT_TIMEOUT, *DEFAULT_TIMEOUTS})
 """Timeouts that a store has where the program has given none: a group passes its own on to it."""
 
+_NOBODYS = (
+    "No rank has made this store as its master, and nobody has written to it. What a process makes before init_process_group "
+    "makes it a rank is another store, which ranks do not find: make it after that."
+)
+
 PATIENCE = 100
 """Looks in a row, without a change, after which a rank is taken to poll."""
 
@@ -38,16 +43,22 @@ class Contents:
 
     Attributes:
         key: by what the stores of one address find them.
+        hosted: whether a rank has made a store of theirs as its master.
     """
 
     def __init__(self, key: tuple[object, ...]) -> None:
         self.key = key
+        self.hosted = False
         self.values: dict[str, bytes] = {}
         self.queues: dict[str, deque[bytes]] = {}
         self.waiters: list[tuple[Callable[[], bool], Condition]] = []
         self.changes = 0
         self.looks: dict[int | None, tuple[int, int]] = {}  # of each rank: changes that it has seen, looks since
         self.known: Mapping[Any, int] = {}  # what those who wrote knew of the order of events, if it is watched
+
+    def is_nobodys(self) -> bool:
+        """Of an address: no rank is its host, and all wait for what is written elsewhere."""
+        return self.key[0] == "tcp" and not (self.hosted or self.values or self.queues)
 
 
 class StoreHost:
@@ -189,12 +200,14 @@ class CooperativeStore(dist.Store):
         simulation = self._simulation
         me = simulation.hosts.current()
         limit = self.timeout if timeout is None else timeout
-        there = Condition(f"store wait for {what}", me.rank)
+        whose = ", in a store that no rank has made as its master" * self._contents.is_nobodys()
+        there = Condition(f"store wait for {what}{whose}", me.rank)
         seconds = limit.total_seconds()
 
         def expire(there: Condition, at: float) -> None:
             waited = f"wait timeout after {round(seconds * 1000)}ms, keys: {what}"
-            there.fail(dist.DistStoreError("\n".join((waited, *simulation.drain.situation()))), at)
+            nobodys = [_NOBODYS] * self._contents.is_nobodys()
+            there.fail(dist.DistStoreError("\n".join((waited, *nobodys, *simulation.drain.situation()))), at)
 
         self._contents.waiters.append((ready, there))
         asked_for = timeout is not None or limit not in _NOT_ASKED_FOR
@@ -231,6 +244,11 @@ class CooperativeStore(dist.Store):
         contents.looks[me.rank] = (contents.changes, looks)
         if looks > PATIENCE:
             self._simulation.polls.look(f"store key {what}")
+
+    @_on_contents
+    def be_hosted(self) -> None:
+        """A rank has made the store as its master."""
+        self._contents.hosted = True
 
     # -- torch.distributed.Store -------------------------------------------------------------------------------------
 
@@ -376,6 +394,8 @@ class TCPStore(CooperativeStore):
         self.is_master = is_master
         self.libuvBackend = use_libuv
         super().__init__(host, host.shared("tcp", host_name, self.port), timeout)
+        if is_master:
+            self.be_hosted()
 
 
 class FileStore(CooperativeStore):
