@@ -29,8 +29,8 @@ DEFAULT_TIMEOUT = timedelta(seconds=300)
 _NOT_ASKED_FOR = frozenset({DEFAULT_TIMEOUT, *DEFAULT_TIMEOUTS})
 """Timeouts that a store has where the program has given none: a group passes its own on to it."""
 
-_NOBODYS = (
-    "No rank has made this store as its master, and nobody has written to it. What a process makes before init_process_group "
+_MADE_BY_NO_RANK = (
+    "No rank has made this store as its master, and none has written to it. What a process makes before init_process_group "
     "makes it a rank is another store, which ranks do not find: make it after that."
 )
 
@@ -56,7 +56,7 @@ class Contents:
         self.looks: dict[int | None, tuple[int, int]] = {}  # of each rank: changes that it has seen, looks since
         self.known: Mapping[Any, int] = {}  # what those who wrote knew of the order of events, if it is watched
 
-    def is_nobodys(self) -> bool:
+    def is_no_ranks(self) -> bool:
         """Of an address: no rank is its host, and all wait for what is written elsewhere."""
         return self.key[0] == "tcp" and not (self.hosted or self.values or self.queues)
 
@@ -200,14 +200,14 @@ class CooperativeStore(dist.Store):
         simulation = self._simulation
         me = simulation.hosts.current()
         limit = self.timeout if timeout is None else timeout
-        whose = ", in a store that no rank has made as its master" * self._contents.is_nobodys()
+        whose = ", in a store that no rank has made as its master" * self._contents.is_no_ranks()
         there = Condition(f"store wait for {what}{whose}", me.rank)
         seconds = limit.total_seconds()
 
         def expire(there: Condition, at: float) -> None:
             waited = f"wait timeout after {round(seconds * 1000)}ms, keys: {what}"
-            nobodys = [_NOBODYS] * self._contents.is_nobodys()
-            there.fail(dist.DistStoreError("\n".join((waited, *nobodys, *simulation.drain.situation()))), at)
+            unmade = [_MADE_BY_NO_RANK] * self._contents.is_no_ranks()
+            there.fail(dist.DistStoreError("\n".join((waited, *unmade, *simulation.drain.situation()))), at)
 
         self._contents.waiters.append((ready, there))
         asked_for = timeout is not None or limit not in _NOT_ASKED_FOR
