@@ -395,18 +395,14 @@ class Execution(Binding):
         batch.pc = jump.target
 
     def _maybe_park(self, batch: Batch, jump: Jump) -> None:
-        """A loop that reads memory came round without writing: if nothing it carries changed, it waits. What it carried when it
-        was run before, or before it wrote, says nothing."""
-        if jump.enters:
-            if batch.trace is not None and batch.trace[0].loop is jump.loop:
-                batch.trace = None
-            return
-        carried = [batch.env[s] for _, s in jump.moves]
-        before, batch.trace = batch.trace, (jump, carried)
+        """A loop that reads memory came round without writing: if nothing it carries changed, it waits."""
         if batch.written:
             batch.written = False
             batch.spins = 0
-        elif not carried or (before is not None and before[0] is jump and all(map(_unchanged, before[1], carried))):
+            return
+        carried = [batch.env[s] for _, s in jump.moves]
+        before, batch.trace = batch.trace, (jump, carried)
+        if not carried or (before is not None and before[0] is jump and all(map(_unchanged, before[1], carried))):
             batch.parked = write_epoch.count
         else:
             batch.spins += 1

@@ -167,7 +167,7 @@ def _loops(program: Program) -> bool:
     waits = False
     for code in program.blocks:
         jump = code.term
-        if not isinstance(jump, Jump) or jump.loop is None or jump.enters:
+        if not isinstance(jump, Jump) or jump.loop is None:
             continue
         body = program.blocks[jump.target : code.index + 1]
         reads = any(i.info.row.reads for c in body for i in c.instrs)

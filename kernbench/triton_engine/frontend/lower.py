@@ -259,7 +259,7 @@ class _Lowering:
         inits = [self.use(o) for o in op.operands]
         before_args = [self.define(n, t) for n, t in zip(op.attrs["iter_args"], op.operand_types, strict=True)]
         before = self.block()
-        code.term = Jump(before.index, tuple(zip(before_args, inits, strict=True)), loop, enters=True)
+        code.term = Jump(before.index, tuple(zip(before_args, inits, strict=True)))
         last = self.region_blocks(op.regions[0], before, on_return)
         condition = op.regions[0].blocks[-1].ops[-1]
         cond, *passed = (self.use(o) for o in condition.operands)

@@ -82,13 +82,11 @@ class Instr:
 
 @dataclass(eq=False)
 class Jump:
-    """Go to ``target``, assigning ``moves`` (destination, source) in parallel. ``loop``: what it goes round, or into
-    (``enters``)."""
+    """Go to ``target``, assigning ``moves`` (destination, source) in parallel. ``back``: a loop's back-edge."""
 
     target: int
     moves: tuple[tuple[int, int], ...] = ()
     loop: LoopInfo | None = None
-    enters: bool = False
 
 
 @dataclass(eq=False)

@@ -7,7 +7,7 @@ bits get is left as the CPU has it: torch promises nothing, and compilers differ
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -38,18 +38,24 @@ def _saturate(result: torch.Tensor, source: torch.Tensor) -> None:
     result.masked_fill_(none.broadcast_to(result.shape), of_none)
 
 
-def _is_cast_by_gpu(dtype: torch.dtype | None, source: torch.Tensor) -> bool:
-    return dtype in _WHOLE and source.is_floating_point() and block_of(source) is not None
+def _is_cast_by_gpu(dtype: torch.dtype | None, source: torch.Tensor | complex) -> TypeGuard[torch.Tensor]:
+    """A number (``tensor.copy_(3)``) is the host's, and cast there."""
+    return (
+        dtype in _WHOLE
+        and isinstance(source, torch.Tensor)
+        and source.is_floating_point()
+        and block_of(source) is not None
+    )
 
 
-def _cast(source: torch.Tensor, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
+def _cast(source: torch.Tensor | complex, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
     result = _to_copy._op(source, dtype=dtype, **kwargs)
     if _is_cast_by_gpu(dtype, source):
         _saturate(result, source)
     return result
 
 
-def _copied(into: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> Any:
+def _copied(into: torch.Tensor, source: torch.Tensor | complex, non_blocking: bool = False) -> Any:
     result = _copy._op(into, source, non_blocking)
     if _is_cast_by_gpu(into.dtype, source):
         _saturate(into, source)
