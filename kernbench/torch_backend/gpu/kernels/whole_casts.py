@@ -38,7 +38,7 @@ def _saturate(result: torch.Tensor, source: torch.Tensor) -> None:
     result.masked_fill_(none.broadcast_to(result.shape), of_none)
 
 
-def _is_cast_by_gpu(dtype: torch.dtype | None, source: torch.Tensor | complex) -> TypeGuard[torch.Tensor]:
+def _is_cast_by_gpu(source: torch.Tensor | complex, dtype: torch.dtype | None) -> TypeGuard[torch.Tensor]:
     """A number (``tensor.copy_(3)``) is the host's, and cast there."""
     return (
         dtype in _WHOLE
@@ -50,14 +50,14 @@ def _is_cast_by_gpu(dtype: torch.dtype | None, source: torch.Tensor | complex) -
 
 def _cast(source: torch.Tensor | complex, *, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
     result = _to_copy._op(source, dtype=dtype, **kwargs)
-    if _is_cast_by_gpu(dtype, source):
+    if _is_cast_by_gpu(source, dtype):
         _saturate(result, source)
     return result
 
 
 def _copied(into: torch.Tensor, source: torch.Tensor | complex, non_blocking: bool = False) -> Any:
     result = _copy._op(into, source, non_blocking)
-    if _is_cast_by_gpu(into.dtype, source):
+    if _is_cast_by_gpu(source, into.dtype):
         _saturate(into, source)
     return result
 
