@@ -84,6 +84,23 @@ def test_gathering_and_scattering_collectives(ranks: Ranks) -> None:
         assert from_list == 4 * rank
 
 
+def test_parts_that_differ_in_shape_alone(ranks: Ranks) -> None:
+    """Every rank gives and gets its own shape, as a list of parameters has them: all are of six elements."""
+    shapes = [(2, 3), (3, 2), (6,), (1, 6)]
+
+    def body() -> tuple[list[list[float]], list[float]]:
+        rank = dist.get_rank()
+        parts = [torch.zeros(shape) for shape in shapes]
+        dist.all_gather(parts, torch.full(shapes[rank], float(rank)))
+        mine = torch.zeros(shapes[rank])
+        dist.reduce_scatter(mine, [torch.full(shape, float(at)) for at, shape in enumerate(shapes)])
+        return [part.flatten().tolist() for part in parts], mine.flatten().tolist()
+
+    for rank, (gathered, mine) in enumerate(ranks(body)):
+        assert gathered == [[float(other)] * 6 for other in range(WORLD)]
+        assert mine == [4.0 * rank] * 6
+
+
 @pytest.mark.parametrize("kind", [list, tuple, np.array, lambda sizes: list(torch.tensor(sizes))])
 def test_uneven_all_to_all(ranks: Ranks, kind: Any) -> None:
     def body() -> list[float]:

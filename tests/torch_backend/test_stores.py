@@ -142,3 +142,24 @@ def test_a_root_that_there_is_not_is_refused(backend: str, root: int) -> None:
             group.gather([[one, one]], [], dist.GatherOptions())
 
     ranks(program, backend=backend)
+
+
+@pytest.mark.parametrize("isolation", ISOLATIONS)
+@pytest.mark.parametrize("hosted", [False, True])
+@pytest.mark.parametrize("limit", [{}, {"timeout": timedelta(seconds=5)}], ids=["no limit", "5 s"])
+def test_a_store_that_no_rank_has_made_is_said_to_be_one(isolation: str, hosted: bool, limit: dict[str, Any]) -> None:
+    """As one is that a process has made before it was a rank."""
+
+    def program(rank: int) -> None:
+        if rank == 1:
+            dist.TCPStore("localhost", 29612, is_master=False, **limit).get("never")
+        elif hosted:
+            dist.TCPStore("localhost", 29612, is_master=True)
+
+    with pytest.raises(kernbench.SpawnException) as caught:
+        ranks(program, isolation)
+    error = caught.value.errors[1]
+    late = dist.DistStoreError if hosted else dist.DistNetworkError
+    assert isinstance(error, late if limit else kernbench.DeadlockError)
+    words = "make it after that" if limit else "server at localhost:29612"
+    assert (words in str(error)) is not hosted

@@ -327,7 +327,10 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
     def _cells(
         self, op: str, verb: str, own: torch.Tensor, what: str, cells: Tensors
     ) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-        """Shape and splits of the signature of a call with one cell per rank, of which this rank's is as long as ``own``."""
+        """Shape and splits of the signature of a call with one cell per rank, of which this rank's is as long as ``own``.
+
+        What members must agree on is the length of each cell where cells are not all alike, in length or in shape.
+        """
         self._check_count(op, what, cells)
         sizes = tuple(cell.numel() for cell in cells)
         if sizes[self._rank] != own.numel():
@@ -335,8 +338,8 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
                 f"{op}: rank {self._rank} {verb} {own.numel()} elements, and its {what} for itself has "
                 f"{sizes[self._rank]}"
             )
-        even = all(size == sizes[0] for size in sizes)
-        return (tuple(own.shape), None) if even else (sizes, sizes)
+        alike = all(cell.shape == cells[0].shape for cell in cells)
+        return (tuple(own.shape), None) if alike else (sizes, sizes)
 
     def _flat(self, op: str, own: torch.Tensor, parts: Tensors) -> FlatList | None:
         """What torch makes of the list of a call, if it makes something of it."""

@@ -69,7 +69,9 @@ def in_use(port: int, first: Server) -> Exception:
 def not_reached(name: str, port: int, seconds: float) -> dist.DistNetworkError:
     """What torch raises of a client that no server has answered."""
     return dist.DistNetworkError(
-        f"The client socket has timed out after {round(seconds * 1000)}ms while trying to connect to ({name}, {port})."
+        f"The client socket has timed out after {round(seconds * 1000)}ms while trying to connect to ({name}, {port}).\n"
+        "A store that a process has made before init_process_group makes it a rank is another one, which ranks do not find: "
+        "make it after that."
     )
 
 
