@@ -110,7 +110,11 @@ def test_a_program_without_ranks_behind_dashes_has_a_gpu(tmp_path: Path) -> None
 
 
 FIRST_USES = (
-    "torch.Generator('cuda')", "torch.cuda.Stream()", "torch.zeros(3).pin_memory()",
+    "torch.Generator('cuda')", "torch.cuda.Stream()", "torch.tensor([1.0], device='cuda')",
+    "torch.zeros(3).pin_memory()", "torch.as_tensor([1.0], device='cuda:0')", "torch.asarray([1.0], device='cuda')",
+    "torch.nested.nested_tensor([torch.ones(2)], device='cuda')", "torch.set_default_device('cuda') or torch.tensor(1)",
+    "torch.device('cuda').__enter__() and torch.tensor(1)", "torch.ones(2).new_tensor([1.0], device='cuda')",
+    "torch.sparse_coo_tensor([[0]], [1.0], (2,), device='cuda')",
     "torch.cuda.Event()", "torch.cuda.CUDAGraph()", "torch.cuda.graph_pool_handle()", "torch.Generator(device='cuda:0')",
     "torch.Stream('cuda')", "torch.Event('cuda')", "torch.cuda.MemPool()", "torch.cuda.device(0).__enter__()",
     "torch.accelerator.current_stream()", "torch.accelerator.synchronize()", "torch.cuda.nvtx.range_push('a')",

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+from torch.utils._device import DeviceContext
 
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -24,13 +25,24 @@ _FUNCTIONS = {
 }
 """By their module."""
 
+_MAKERS = {
+    "torch": (
+        "tensor", "as_tensor", "asarray", "sparse_coo_tensor", "sparse_csr_tensor", "sparse_csc_tensor", "sparse_bsr_tensor",
+        "sparse_bsc_tensor", "sparse_compressed_tensor",
+    ),
+    "torch.nested": ("nested_tensor",),
+}  # fmt: skip
+"""Functions that make a tensor on ``device`` within C++, which goes on without a GPU where it has not had one."""
+
 _OF_DEVICES = ("Generator", "Stream", "Event")
 """Classes of ``torch`` whose constructors are given a device, the first argument or ``device``."""
 
 RELIES_ON = (
     Reliance("torch.cuda", "its classes stand on ones of C++ that CPU builds lack", has=_CLASSES),
     *(Reliance(owner, "they call what C++ has of a GPU", has=names) for owner, names in _FUNCTIONS.items()),
-    Reliance("torch", "they are given a device", has=_OF_DEVICES),
+    Reliance("torch", "they are given a device", has=(*_OF_DEVICES, *_MAKERS["torch"])),
+    Reliance("torch.nested", "so is this", has=_MAKERS["torch.nested"]),
+    Reliance("torch.utils._device.DeviceContext", "`with torch.device(...)` and a default device enter it", has=("__enter__",)),
     Reliance("torch.cuda._lazy_init", "modules of `torch.cuda` have it by this name"),
 )  # fmt: skip
 
@@ -46,6 +58,12 @@ def of_process(use: Callable[[], None], names_gpu: Callable[..., bool]) -> Itera
         owner = sys.modules.get(owner_name)
         for name in names if owner is not None else ():
             yield owner, name, _function(use, owner, name)
+    for owner_name, names in _MAKERS.items():
+        owner = sys.modules.get(owner_name)
+        for name in names if owner is not None else ():
+            yield owner, name, _maker(use, names_gpu, owner, name)
+    yield torch.Tensor, "new_tensor", _maker(use, names_gpu, torch.Tensor, "new_tensor")
+    yield DeviceContext, "__enter__", _context(use, names_gpu)
     for name in _CLASSES:
         yield getattr(torch.cuda, name), "__new__", _constructor(use, name)
     for name in _OF_DEVICES:
@@ -67,6 +85,32 @@ def _function(use: Callable[[], None], owner: Any, name: str) -> Any:
         return (stock if now is used else now)(*args, **kwargs)
 
     return used
+
+
+def _maker(use: Callable[[], None], names_gpu: Callable[..., bool], owner: Any, name: str) -> Any:
+    stock = getattr(owner, name)
+
+    @functools.wraps(stock)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        if not names_gpu(kwargs.get("device")):
+            return stock(*args, **kwargs)
+        use()
+        now = getattr(owner, name)
+        return (stock if now is made else now)(*args, **kwargs)
+
+    return made
+
+
+def _context(use: Callable[[], None], names_gpu: Callable[..., bool]) -> Any:
+    stock: Any = DeviceContext.__enter__
+
+    @functools.wraps(stock)
+    def enter(context: Any) -> Any:
+        if names_gpu(context.device):
+            use()
+        return stock(context)
+
+    return enter
 
 
 def _constructor(use: Callable[[], None], name: str) -> Any:
