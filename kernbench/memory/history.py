@@ -28,7 +28,8 @@ class AllocationHistory:
         frames: the Python stack of the current caller, innermost first.
         clock: virtual time, s.
         entries: the last so many are kept; None: none, only who has what.
-        context: of what stacks are kept: ``"alloc"`` (and ``"state"``), ``"all"``: of what is freed, too; None: of nothing.
+        context: of what stacks are kept: ``"state"``: of blocks that are there; ``"alloc"``: of entries, too; ``"all"``: of
+            those about what is freed, too; None: of nothing.
         skip: actions that are not kept.
     """
 
@@ -65,6 +66,8 @@ class AllocationHistory:
             frames = extent.context
         if not self._keeps or action in self._skip:
             return
+        if self._context == "state":
+            frames = []
         place = {"device_free": address} if action == "oom" else {"addr": address}
         self.entries.append({
             "action": action, **place, "size": nbytes, "stream": stream_number(stream), "frames": frames,

@@ -58,6 +58,9 @@ def format_size(nbytes: int) -> str:
     return f"{nbytes} bytes"
 
 
+_EXABYTE = 1 << 60
+
+
 def out_of_memory_message(
     *, wanted: int, device: int, capacity: int, free: int, mine: int, others: dict[int, int], allowed: int | None,
     allocated: int, reserved: int, platform: str = "CUDA",
@@ -73,6 +76,8 @@ def out_of_memory_message(
         allocated, reserved: by this process's allocator, bytes.
         platform: ``"CUDA"`` or ``"HIP"``.
     """
+    if wanted > _EXABYTE:
+        return f"{platform} out of memory. Tried to allocate more than 1EB memory."
     processes = "".join(f"Process {pid} has {format_size(used)} memory in use. " for pid, used in others.items())
     return (
         f"{platform} out of memory. Tried to allocate {format_size(wanted)}. GPU {device} has a total capacity of "

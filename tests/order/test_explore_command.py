@@ -84,7 +84,7 @@ def cluster() -> Iterator[str]:
         yield here.scheduler_address
 
 
-@pytest.mark.parametrize("how", ["pct:2", "exhaustive:2"])
+@pytest.mark.parametrize("how", ["exhaustive:2"])
 def test_results_are_the_same_on_a_cluster(how: str, cluster: str, tmp_path: Path) -> None:
     (tmp_path / "leader.py").write_text(LEADER)
     asked = ("--how", how, "--runs", "40", "leader.py")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -555,3 +556,29 @@ def test_without_data_a_graph_computes_only_what_may_be_known_again() -> None:
     with kernbench.simulate("dgx_h100", enable_data=False) as ctx:
         ctx.multiprocessing.spawn(body, args=(found,), nprocs=1)
     assert found == [(1, [3.0, 5.0])]
+
+
+def test_a_graph_of_nothing_is_warned_of_and_no_other() -> None:
+    def warned(body: Callable[[], object]) -> bool:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                body()
+        return any("The CUDA Graph is empty" in str(each.message) for each in caught)
+
+    with kernbench.simulated_gpu("dgx_h100"):
+        x = torch.ones(4, device="cuda")
+        dist.init_process_group("nccl", rank=0, world_size=1, store=dist.HashStore())
+        assert warned(lambda: None)
+        assert not any(map(warned, (x.zero_, x.clone, lambda: dist.all_reduce(x))))
+        dist.destroy_process_group()
+
+
+def test_an_event_has_a_number_from_its_first_record_on() -> None:
+    with kernbench.simulated_gpu("dgx_h100"):
+        event, other = torch.cuda.Event(), torch.cuda.Event()
+        assert (event.cuda_event, repr(event)) == (0, "<torch.cuda.Event uninitialized>")
+        event.record()
+        other.record()
+        assert event.event_id == event.cuda_event not in (0, other.cuda_event)
+        assert repr(event) == f"<torch.cuda.Event {event.cuda_event:#x}>"

@@ -732,3 +732,19 @@ def test_out_of_memory_where_an_operation_would_give_more(data: bool) -> None:
         return "refused"
 
     assert run(body, limit="32MiB", enable_data=data)[0] == ["refused"]
+
+
+@pytest.mark.parametrize(("context", "kept"), [("state", {"blocks"}), ("alloc", {"blocks", "entries"}), (None, set())])
+def test_whose_stacks_a_history_keeps(context: str | None, kept: set[str]) -> None:
+    with kernbench.simulated_gpu("dgx_h100"):
+        torch.cuda.memory._record_memory_history("all", context=context, stacks="python")
+        x = torch.ones(1000, device="cuda")
+        found = torch.cuda.memory._snapshot()
+        blocks = [block for segment in found["segments"] for block in segment["blocks"]]
+        with_stacks = {
+            name
+            for name, what in (("blocks", blocks), ("entries", found["device_traces"][0]))
+            if any(each["frames"] for each in what)
+        }
+        del x
+    assert with_stacks == kept

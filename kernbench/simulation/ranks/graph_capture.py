@@ -78,6 +78,7 @@ class GraphCapture:
         memory: what it has of its pool.
         steps: what a replay does, in order.
         nodes: kernels and copies among them.
+        is_empty: whether nothing has been put on a stream.
         works: by collective of the capture, the one that stands for it in the present replay.
         posted: collectives of the capture.
         kept: by storage, what was in memory that the capture has written (:mod:`.capture_rollback`).
@@ -98,6 +99,7 @@ class GraphCapture:
         self.order = order
         self.steps: list[Callable[[], Any]] = []
         self.nodes = 0
+        self.is_empty = True
         self.works: dict[Any, Any] = {}
         self.posted: list[Operation] = []
         self.kept: dict[int, tuple[Any, Any]] = {}
@@ -169,6 +171,7 @@ class GraphCapture:
                 "hardware it runs at once, and no replay does it again. Let that stream wait for the capture's first, and the "
                 "capture's for it (wait_stream)"
             )
+        self.is_empty = False
 
     def wait(self, name: str, moment: Known | None, what: str) -> None:
         """A stream waits for a moment, or for ``what`` is not captured (None). Raises what CUDA says if a stream of the capture

@@ -181,6 +181,16 @@ class Event:
         """The GPU on which it was recorded first; None: it has not been."""
         return None if self._device is None else torch.device("cuda", self._device)
 
+    @property
+    def cuda_event(self) -> int:
+        """A number that no other event has; 0 before it is recorded."""
+        return 0 if self._clock is None else id(self)
+
+    event_id = cuda_event
+
+    def __repr__(self) -> str:
+        return f"<torch.cuda.Event {f'{self.cuda_event:#x}' if self.cuda_event else 'uninitialized'}>"
+
     def _mark(self, state: Host, name: str) -> None:
         self._after = state.before(name)
         self._clock = state.clock

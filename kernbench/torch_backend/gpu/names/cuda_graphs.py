@@ -6,6 +6,7 @@ values again in the same memory; ``make_graphed_callables`` is torch's own, on t
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from typing import Any
 
@@ -44,6 +45,11 @@ def is_current_stream_capturing() -> bool:
     """``torch.cuda.is_current_stream_capturing``."""
     mine = current_device()
     return mine is not None and mine.host.capture is not None
+
+
+_EMPTY = (
+    "The CUDA Graph is empty. This usually means that the graph was attempted to be captured on wrong device or stream."
+)
 
 
 class CUDAGraph:
@@ -104,6 +110,8 @@ class CUDAGraph:
         if graph is None or graph.broken:
             self.reset()
             raise cuda_error(INVALIDATED)
+        if graph.is_empty and not graph.posted:
+            warnings.warn(_EMPTY, stacklevel=3)
         try:
             graph.require_joined()
         except torch.AcceleratorError:
