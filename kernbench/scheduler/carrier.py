@@ -73,11 +73,13 @@ class Baton:
         given_up: whether one has been given up that goes on.
         is_lent: whether main waits until it is given back, and may be interrupted.
         ending: raises what ends the run, once main may be interrupted.
+        broken: carriers of threads of the program's own whose handler of a signal has raised while they waited for their turn.
     """
 
     def __init__(self, choose: Callable[[], Carrier | None]) -> None:
         self.holder: Carrier | None = None
         self.ended: list[Carrier] = []
+        self.broken: list[Carrier] = []
         self.unwinding = self.given_up = self.is_lent = False
         self.ending: Callable[[], None] | None = None
         self._choose = choose
@@ -395,7 +397,8 @@ class Carrier:
             self.turn.release()
 
     def _await_turn(self) -> None:
-        """Return when it is its turn. What :meth:`Baton.recall`, or a handler of signals, raises here is raised then."""
+        """Return when it is its turn. What :meth:`Baton.recall`, or a handler of signals, raises here is raised then: it comes
+        soon, as what the thread waits for of others is not waited for any longer."""
         raised: BaseException | None = None
         while self._baton.holder is not self:
             if self.is_side and self.stuck:
@@ -404,6 +407,8 @@ class Carrier:
                 self.turn.acquire()
             except BaseException as error:
                 raised = error
+                if self._adopted and not self.is_side:
+                    self._baton.broken.append(self)
         if raised is not None:
             raise raised
 

@@ -162,6 +162,10 @@ class RankScheduler:
         self.make_ready(rank.greenlet)
         return rank, carrier
 
+    def breaks_waits_by(self, break_wait: Callable[[object], None]) -> None:
+        """``break_wait`` is called with the greenlet of a rank that is not to wait for other threads any longer."""
+        self._turns.break_wait = break_wait
+
     def add_side_thread(self, side: SideThread) -> None:
         """From now on ``side``, which has a greenlet, takes turns; it is not ready yet."""
         self.side_threads[side.greenlet] = side

@@ -37,6 +37,7 @@ class Turns:
         failed: ranks that have failed: while there are any, no other rank is resumed.
         resumed: resumptions so far.
         interrupted: whether main is to raise something, and the baton is not to be handed on.
+        break_wait: called in main with the greenlet of a rank that is not to wait for other threads any longer.
     """
 
     def __init__(self, ready: Policy) -> None:
@@ -46,6 +47,11 @@ class Turns:
         self.failed: list[Rank] = []
         self.resumed = 0
         self.interrupted = False
+        self.break_wait: Callable[[object], None] = _nothing
+
+
+def _nothing(greenlet: object) -> None:
+    pass
 
 
 class Runner:
@@ -277,6 +283,8 @@ class CarrierRunner(Runner):
                     target.throw(error)
                 self._end_fronts()
                 self.baton.end()
+                while self.baton.broken:
+                    turns.break_wait(self.baton.broken.pop().greenlet)
                 if turns.failed:
                     break
         except BaseException as error:
@@ -302,7 +310,7 @@ class CarrierRunner(Runner):
         None if it is main's turn: no rank is ready, one has failed, or the next one is not a carrier that runs.
         """
         turns = self._turns
-        if not self._running or turns.failed or turns.interrupted or not turns.ready:
+        if not self._running or turns.failed or turns.interrupted or not turns.ready or self.baton.broken:
             return None
         entry = turns.ready.popleft()
         target, error = entry

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import signal
 import threading
 import time
@@ -200,3 +201,44 @@ def test_a_handler_of_signals_may_raise_while_the_program_waits(monkeypatch):
             signal.signal(signal.SIGUSR1, before)
         assert reduce(3.0) == [3.0] * 4
         assert handled.is_set()
+
+
+def test_a_handler_of_signals_may_raise_while_the_program_waits_for_threads_that_go_on():
+    """What pytest-timeout's does with a test whose threads never end."""
+
+    class TimeIsUpError(BaseException):
+        pass
+
+    def handler(number, frame):
+        raise TimeIsUpError
+
+    with kernbench.simulated_gpu("dgx_h100"):
+        ends = [False]
+        before = signal.signal(signal.SIGUSR1, handler)
+
+        meets = threading.Barrier(2)
+
+        def work(sends: bool) -> None:
+            x, rounds = torch.ones(4, device="cuda"), 0
+            with contextlib.suppress(threading.BrokenBarrierError):
+                while not ends[0]:
+                    x.mul_(1.0)
+                    meets.wait()
+                    rounds += 1
+                    if sends and rounds == 20:
+                        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+        threads = [threading.Thread(target=work, args=(sends,)) for sends in (False, True)]
+        try:
+            with pytest.raises(TimeIsUpError):
+                for thread in threads:
+                    thread.start()
+                for thread in threads:
+                    thread.join()
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+            ends[0] = True
+            meets.abort()
+        for thread in threads:
+            thread.join()
+        assert torch.ones(3, device="cuda").tolist() == [1.0] * 3

@@ -76,6 +76,7 @@ class RankThreads:
         self._in_vain = 0
         self._happened = 0
         self.run_until: Callable[[Callable[[], bool]], bool]
+        scheduler.breaks_waits_by(self.break_wait)
         self.has_others: Callable[[], object] = multiprocessing.active_children
 
     # -- turns -------------------------------------------------------------------------------------------------------
@@ -167,6 +168,14 @@ class RankThreads:
         self._looking.clear()
         self.has_others = multiprocessing.active_children
         self.settlers.clear()
+
+    def break_wait(self, greenlet: object) -> None:
+        """In main: a rank does not wait any longer for what another thread is to do. What a GPU does it waits for."""
+        for item in self._waits.pending:
+            if item[1] is greenlet and isinstance(item[0], Condition):
+                self._waits.pending.remove(item)
+                self._scheduler.make_ready(item[1])
+                return
 
     # -- waiting -----------------------------------------------------------------------------------------------------
 
