@@ -229,12 +229,16 @@ def test_a_handler_of_signals_may_raise_while_the_program_waits_for_threads_that
                         signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
 
         threads = [threading.Thread(target=work, args=(sends,)) for sends in (False, True)]
+
+        def start_and_join() -> None:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+
         try:
             with pytest.raises(TimeIsUpError):
-                for thread in threads:
-                    thread.start()
-                for thread in threads:
-                    thread.join()
+                start_and_join()
         finally:
             signal.signal(signal.SIGUSR1, before)
             ends[0] = True

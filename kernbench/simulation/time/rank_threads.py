@@ -172,7 +172,7 @@ class RankThreads:
     def break_wait(self, greenlet: object) -> None:
         """In main: a rank does not wait any longer for what another thread is to do. What a GPU does it waits for."""
         for item in self._waits.pending:
-            if item[1] is greenlet and isinstance(item[0], Condition):
+            if item[1] is greenlet and item[0] in self._listening:
                 self._waits.pending.remove(item)
                 self._scheduler.make_ready(item[1])
                 return
