@@ -27,6 +27,39 @@ class Doubled(torch.autograd.Function):
         return grad * torch.full((1,), 2.0, device="cuda")
 
 
+class Filled(torch.autograd.Function):
+    """A function whose gradient is what its forward pass' stream has filled a buffer with."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, filled: torch.Tensor) -> torch.Tensor:
+        ctx.filled, ctx.stream = filled, torch.cuda.current_stream()
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        assert torch.cuda.current_stream() == ctx.stream
+        return grad * ctx.filled, None
+
+
+@pytest.mark.parametrize("races", [None, "error"])
+@pytest.mark.parametrize("beside", [False, True], ids=["on the caller's", "beside it"])
+def test_a_gradient_is_computed_on_the_stream_of_its_forward_pass(races: str | None, beside: bool) -> None:
+    """In order with what is filled there, and with what the caller does next, which need not wait."""
+    with kernbench.simulated_gpu("dgx_h100", races=races):
+        side, caller = torch.cuda.Stream(), torch.cuda.current_stream()
+        x, filled = torch.ones(1 << 20, device="cuda", requires_grad=True), torch.empty(1 << 20, device="cuda")
+        side.wait_stream(caller)
+        with torch.cuda.stream(side if beside else caller):
+            made = Filled.apply(x, filled)
+            torch.cuda._sleep(10_000_000)
+            filled.fill_(3.0)
+        caller.wait_stream(side)
+        made.sum().backward()
+        assert torch.cuda.current_stream() == caller
+        assert x.grad is not None
+        assert float((x.grad + 1).sum()) == 4.0 * (1 << 20)
+
+
 @pytest.mark.parametrize("device", ["cuda:1", "cuda:0"])
 def test_a_gradient_is_computed_on_its_own_gpu(device: str) -> None:
     with kernbench.simulated_gpu("dgx_h100"):
