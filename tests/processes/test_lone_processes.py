@@ -119,12 +119,17 @@ FIRST_USES = (
     "torch.Stream('cuda')", "torch.Event('cuda')", "torch.cuda.MemPool()", "torch.cuda.device(0).__enter__()",
     "torch.accelerator.current_stream()", "torch.accelerator.synchronize()", "torch.cuda.nvtx.range_push('a')",
     "torch.cuda.get_rng_state()", "torch.cuda.memory._record_memory_history()",
+    "torch.jit.script(made)(torch.ones(1)) + 1",
     "isinstance(torch.Generator(), torch.Generator) and isinstance(early(), torch.cuda.Stream) or 1 / 0",
 )  # fmt: skip
 
 USES = """
 import os, sys, torch
 from torch.cuda import Stream as early
+
+def made(x: torch.Tensor):
+    return x + torch.tensor([1.0]) + torch.as_tensor([2.0])
+
 for use in sys.argv[1:]:
     if not (child := os.fork()):
         eval(use)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.utils._device import DeviceContext
 
+from kernbench.torch_backend import scripted_functions
 from kernbench.torch_backend.relies_on import Reliance
 
 _CLASSES = ("Stream", "ExternalStream", "Event", "CUDAGraph", "MemPool")
@@ -54,6 +55,7 @@ def of_process(use: Callable[[], None], names_gpu: Callable[..., bool]) -> Itera
         use: has it join, at the first use. Afterwards it does nothing.
         names_gpu: whether one of what it is given is a GPU's name.
     """
+    yield from scripted_functions.replaced()
     for owner_name, names in _FUNCTIONS.items():
         owner = sys.modules.get(owner_name)
         for name in names if owner is not None else ():

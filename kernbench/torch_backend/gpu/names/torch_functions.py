@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from types import FunctionType
 from typing import Any
 
 import torch
-from torch.jit import _builtins, _recursive
 from torch.types import Device
 
 from kernbench.simulation.values.known_values import keep
+from kernbench.torch_backend import scripted_functions
 from kernbench.torch_backend.gpu.device.devices import bound_devices
 from kernbench.torch_backend.gpu.names.torch_classes import default_device
 from kernbench.torch_backend.gpu.tensors.pinning import pinned
@@ -48,8 +47,6 @@ RELIES_ON = (
         "torch._use_cudnn_rnn_flatten_weight", "builds for CUDA lay out recurrent weights by a call of cuDNN",
         looked_up_by=("torch.nn.modules.rnn.RNNBase.flatten_parameters",),
     ),
-    Reliance("torch.jit._builtins._find_builtin", "TorchScript knows the functions by what they are", parameters=("fn",)),
-    Reliance("torch.jit._recursive._find_builtin", "and looks them up here, too", parameters=("fn",)),
     Reliance("torch.nested", "and nested ones with these", has=_NEST),
 )  # fmt: skip
 
@@ -69,27 +66,8 @@ def install(patches: Patches) -> None:
     for name in _NEST:
         patches.set(torch.nested, name, _nests(getattr(torch.nested, name)))
     patches.set(torch, "_use_cudnn_rnn_flatten_weight", lambda: False)
-    find = knows_wrapped(_builtins._find_builtin)
-    for module in (_builtins, _recursive):
-        patches.set(module, "_find_builtin", find)
-
-
-_OURS = __name__.partition(".")[0]
-
-
-def knows_wrapped(stock: Callable[..., object]) -> Callable[..., Any]:
-    """``torch.jit.script`` compiles calls of functions of torch that are wrapped here to the operations of those that they
-    wrap."""
-
-    @functools.wraps(stock)
-    def find(fn: object) -> Any:
-        while type(fn) is FunctionType and str(fn.__globals__.get("__name__")).partition(".")[0] == _OURS:
-            if not hasattr(fn, "__wrapped__"):
-                break
-            fn = fn.__wrapped__
-        return stock(fn)
-
-    return find
+    for owner, name, value in scripted_functions.replaced():
+        patches.set(owner, name, value)
 
 
 def _places_result(stock: Callable[..., Any]) -> Callable[..., Any]:
