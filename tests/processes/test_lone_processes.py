@@ -119,7 +119,8 @@ FIRST_USES = (
     "torch.Stream('cuda')", "torch.Event('cuda')", "torch.cuda.MemPool()", "torch.cuda.device(0).__enter__()",
     "torch.accelerator.current_stream()", "torch.accelerator.synchronize()", "torch.cuda.nvtx.range_push('a')",
     "torch.cuda.get_rng_state()", "torch.cuda.memory._record_memory_history()",
-    "torch.jit.script(made)(torch.ones(1)) + 1",
+    "torch.jit.script(made)(torch.ones(1)) + 1", "torch.compile(made, backend='eager')(torch.ones(1)) + 1",
+    "torch.compile(torch.nn.Linear(2, 2))(torch.ones(1, 2)) + 1",
     "isinstance(torch.Generator(), torch.Generator) and isinstance(early(), torch.cuda.Stream) or 1 / 0",
 )  # fmt: skip
 

@@ -320,8 +320,13 @@ def forget_compiled() -> None:
     """
     dynamo: Any = sys.modules.get("torch._dynamo")
     frames: Any = sys.modules.get("torch._dynamo.convert_frame")
-    if dynamo is not None and frames is not None and frames.input_codes.seen:
+    if dynamo is None or frames is None or not frames.input_codes.seen:
+        return
+    try:
         dynamo.reset()
+    except RuntimeError as error:  # the process ends, and what this would import of Inductor cannot begin any more
+        if "after shutdown" not in str(error):
+            raise
 
 
 def forget_names() -> None:

@@ -35,6 +35,8 @@ _MAKERS = {
 }  # fmt: skip
 """Functions that make a tensor on ``device`` within C++, which goes on without a GPU where it has not had one."""
 
+_CALLS = "torch._dynamo.eval_frame"
+
 _OF_DEVICES = ("Generator", "Stream", "Event")
 """Classes of ``torch`` whose constructors are given a device, the first argument or ``device``."""
 
@@ -44,6 +46,7 @@ RELIES_ON = (
     Reliance("torch", "they are given a device", has=(*_OF_DEVICES, *_MAKERS["torch"])),
     Reliance("torch.nested", "so is this", has=_MAKERS["torch.nested"]),
     Reliance("torch.utils._device.DeviceContext", "`with torch.device(...)` and a default device enter it", has=("__enter__",)),
+    Reliance(f"{_CALLS}._callback_from_stance", "every call of a compiled function calls it first", parameters=("callback",)),
     Reliance("torch.cuda._lazy_init", "modules of `torch.cuda` have it by this name"),
 )  # fmt: skip
 
@@ -66,6 +69,7 @@ def of_process(use: Callable[[], None], names_gpu: Callable[..., bool]) -> Itera
             yield owner, name, _maker(use, names_gpu, owner, name)
     yield torch.Tensor, "new_tensor", _maker(use, names_gpu, torch.Tensor, "new_tensor")
     yield DeviceContext, "__enter__", _context(use, names_gpu)
+    yield torch, "compile", _compile(use)
     for name in _CLASSES:
         yield getattr(torch.cuda, name), "__new__", _constructor(use, name)
     for name in _OF_DEVICES:
@@ -101,6 +105,29 @@ def _maker(use: Callable[[], None], names_gpu: Callable[..., bool], owner: Any, 
         return (stock if now is made else now)(*args, **kwargs)
 
     return made
+
+
+def _compile(use: Callable[[], None]) -> Any:
+    """Calls of what it compiles, which ask for GPUs in many places: the first is a use, before anything is compiled."""
+    stock = torch.compile
+
+    @functools.wraps(stock)
+    def compiles(*args: Any, **kwargs: Any) -> Any:
+        now = torch.compile
+        made = (stock if now is compiles else now)(*args, **kwargs)
+        frames: Any = sys.modules.get(_CALLS)
+        if frames is not None and now is compiles:
+            called = frames._callback_from_stance
+
+            def first(callback: Any) -> Any:
+                frames._callback_from_stance = called
+                use()
+                return called(callback)
+
+            frames._callback_from_stance = first
+        return made
+
+    return compiles
 
 
 def _context(use: Callable[[], None], names_gpu: Callable[..., bool]) -> Any:

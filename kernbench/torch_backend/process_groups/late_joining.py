@@ -41,6 +41,7 @@ RELIES_ON = (
         for owner in _OWNERS
     ),
     Reliance("sys._getframe", "the frames of the thread that runs, innermost first"),
+    Reliance("torch._dynamo.convert_frame", "the module asks for a GPU whenever it compiles", has=("preserve_global_state",)),
     Reliance("torch.cuda._is_compiled", "programs ask before they count GPUs by the next"),
     Reliance("torch.cuda._device_count_nvml", "they count GPUs by it without using one"),
     Reliance("torch.cuda._lazy_init", "the first use of a GPU calls it, also from C++"),
@@ -56,6 +57,13 @@ _here: list[_Waiting] = []
 _NO_RANK_YET = (
     "a GPU is used by a process that is no rank yet: a process under 'kernbench run -- COMMAND' is one from "
     "init_process_group on, or from the start if RANK and WORLD_SIZE are set (0 and 1: one by itself)"
+)
+
+_COMPILES = ("torch._dynamo.convert_frame", "torch._dynamo.variables.streams", "torch._dynamo.utils")
+
+_IN_COMPILED_CODE = (
+    "the first use of a GPU in this process is in code that torch.compile compiles, and the GPU cannot begin there: use it "
+    "before, by torch.cuda.init()"
 )
 
 _ALONE = (
@@ -109,7 +117,7 @@ def _told(
             yield torch.cuda, name, value
         yield torch.accelerator, "current_accelerator", lambda check_available=False: torch.device("cuda")
     for owner in (torch.cuda, torch.accelerator):
-        yield owner, "is_available", lambda: bool(waiting.visible)
+        yield owner, "is_available", lambda: bool(waiting.visible) and not _asks_to_compile(sys._getframe(1))
         yield owner, "device_count", lambda: len(waiting.visible)
     yield torch.cuda, "_is_compiled", lambda: cuda is not None and not _asks_for_torch(sys._getframe(1))
     yield torch.cuda, "_device_count_nvml", lambda: len(waiting.visible)
@@ -137,6 +145,17 @@ def _told(
 def _asks_for_torch(frame: FrameType) -> bool:
     """Whether a module of torch's asks, which is about to import what only builds for CUDA have."""
     return str(frame.f_globals.get("__name__")).partition(".")[0] == "torch"
+
+
+def _asks_to_compile(frame: FrameType) -> bool:
+    """Whether Dynamo asks, which keeps the state and the streams of a GPU while it compiles: there is none yet."""
+    return frame.f_globals.get("__name__") in _COMPILES
+
+
+def _is_compiling(frame: FrameType | None) -> bool:
+    while frame is not None and not _asks_to_compile(frame):
+        frame = frame.f_back
+    return frame is not None
 
 
 def _told_of(waiting: _Waiting, gpu: SimpleNamespace) -> dict[str, object]:
@@ -212,6 +231,8 @@ class _Waiting:
         """The program wants something of a GPU."""
         if self.joined:
             return
+        if _is_compiling(sys._getframe(1)):
+            raise KernbenchError(_IN_COMPILED_CODE)
         who = self._named()
         join = self._join
         if join is not None and who is not None:
