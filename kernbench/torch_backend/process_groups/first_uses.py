@@ -33,7 +33,8 @@ _MAKERS = {
     ),
     "torch.nested": ("nested_tensor",),
 }  # fmt: skip
-"""Functions that make a tensor on ``device`` within C++, which goes on without a GPU where it has not had one."""
+"""Functions that make a tensor on ``device`` within C++, which would say itself that a GPU is used, and goes on without one
+afterwards; so do methods of tensors."""
 
 _CALLS = "torch._dynamo.eval_frame"
 
@@ -44,6 +45,7 @@ RELIES_ON = (
     Reliance("torch.cuda", "its classes stand on ones of C++ that CPU builds lack", has=_CLASSES),
     *(Reliance(owner, "they call what C++ has of a GPU", has=names) for owner, names in _FUNCTIONS.items()),
     Reliance("torch", "they are given a device", has=(*_OF_DEVICES, *_MAKERS["torch"])),
+    Reliance("torch.Tensor", "they are methods of C++", has=("pin_memory", "cuda", "new_tensor", "to")),
     Reliance("torch.nested", "so is this", has=_MAKERS["torch.nested"]),
     Reliance("torch.utils._device.DeviceContext", "`with torch.device(...)` and a default device enter it", has=("__enter__",)),
     Reliance(f"{_CALLS}._callback_from_stance", "every call of a compiled function calls it first", parameters=("callback",)),
@@ -59,33 +61,44 @@ def of_process(use: Callable[[], None], names_gpu: Callable[..., bool]) -> Itera
         names_gpu: whether one of what it is given is a GPU's name.
     """
     yield from scripted_functions.replaced()
-    for owner_name, names in _FUNCTIONS.items():
-        owner = sys.modules.get(owner_name)
-        for name in names if owner is not None else ():
-            yield owner, name, _function(use, owner, name)
-    for owner_name, names in _MAKERS.items():
-        owner = sys.modules.get(owner_name)
-        for name in names if owner is not None else ():
-            yield owner, name, _maker(use, names_gpu, owner, name)
-    yield torch.Tensor, "new_tensor", _maker(use, names_gpu, torch.Tensor, "new_tensor")
-    yield DeviceContext, "__enter__", _context(use, names_gpu)
+
+    def on_gpu(*args: Any, device: object = None, **kwargs: Any) -> bool:
+        return names_gpu(device)
+
+    def to_gpu(tensor: torch.Tensor, *args: Any, device: object = None, **kwargs: Any) -> bool:
+        return names_gpu(*args[:1], device)
+
+    for table, is_use in ((_FUNCTIONS, _always), (_MAKERS, on_gpu)):
+        for owner_name, names in table.items():
+            owner = sys.modules.get(owner_name)
+            for name in names if owner is not None else ():
+                yield owner, name, _used(use, owner, name, is_use)
+    for name, is_use in (("pin_memory", _always), ("cuda", _always), ("new_tensor", on_gpu), ("to", to_gpu)):
+        yield torch.Tensor, name, _used(use, torch.Tensor, name, is_use)
+    yield DeviceContext, "__enter__", _used(use, DeviceContext, "__enter__", lambda context: names_gpu(context.device))
     yield torch, "compile", _compile(use)
     for name in _CLASSES:
         yield getattr(torch.cuda, name), "__new__", _constructor(use, name)
     for name in _OF_DEVICES:
         yield torch, name, _class_of_devices(use, names_gpu, name)
-    yield torch.Tensor, "pin_memory", _function(use, torch.Tensor, "pin_memory")
     stock: Any = torch.cuda._lazy_init
     for name, module in [*sys.modules.items()]:
         if name.startswith("torch.cuda.") and vars(module).get("_lazy_init") is stock:
             yield module, "_lazy_init", use
 
 
-def _function(use: Callable[[], None], owner: Any, name: str) -> Any:
+def _always(*args: Any, **kwargs: Any) -> bool:
+    return True
+
+
+def _used(use: Callable[[], None], owner: Any, name: str, is_use: Callable[..., bool] = _always) -> Any:
+    """What is called by this name, before which the process has a GPU if ``is_use`` of the arguments."""
     stock = getattr(owner, name)
 
     @functools.wraps(stock)
     def used(*args: Any, **kwargs: Any) -> Any:
+        if not is_use(*args, **kwargs):
+            return stock(*args, **kwargs)
         use()
         now = getattr(owner, name)
         return (stock if now is used else now)(*args, **kwargs)
@@ -93,31 +106,19 @@ def _function(use: Callable[[], None], owner: Any, name: str) -> Any:
     return used
 
 
-def _maker(use: Callable[[], None], names_gpu: Callable[..., bool], owner: Any, name: str) -> Any:
-    stock = getattr(owner, name)
-
-    @functools.wraps(stock)
-    def made(*args: Any, **kwargs: Any) -> Any:
-        if not names_gpu(kwargs.get("device")):
-            return stock(*args, **kwargs)
-        use()
-        now = getattr(owner, name)
-        return (stock if now is made else now)(*args, **kwargs)
-
-    return made
-
-
 def _compile(use: Callable[[], None]) -> Any:
     """Calls of what it compiles, which ask for GPUs in many places: the first is a use, before anything is compiled."""
     stock = torch.compile
+    seen = False
 
     @functools.wraps(stock)
     def compiles(*args: Any, **kwargs: Any) -> Any:
+        nonlocal seen
         now = torch.compile
         made = (stock if now is compiles else now)(*args, **kwargs)
         frames: Any = sys.modules.get(_CALLS)
-        if frames is not None and now is compiles:
-            called = frames._callback_from_stance
+        if frames is not None and now is compiles and not seen:
+            seen, called = True, frames._callback_from_stance
 
             def first(callback: Any) -> Any:
                 frames._callback_from_stance = called
@@ -128,18 +129,6 @@ def _compile(use: Callable[[], None]) -> Any:
         return made
 
     return compiles
-
-
-def _context(use: Callable[[], None], names_gpu: Callable[..., bool]) -> Any:
-    stock: Any = DeviceContext.__enter__
-
-    @functools.wraps(stock)
-    def enter(context: Any) -> Any:
-        if names_gpu(context.device):
-            use()
-        return stock(context)
-
-    return enter
 
 
 def _constructor(use: Callable[[], None], name: str) -> Any:

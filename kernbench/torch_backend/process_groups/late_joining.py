@@ -134,8 +134,6 @@ def _told(
         yield torch.accelerator, name, waiting.set_device
     for name in ("current_device_index", "current_device_idx"):
         yield torch.accelerator, name, waiting.current_device
-    for name in ("cuda", "to"):
-        yield torch.Tensor, name, waiting.before_moving(getattr(torch.Tensor, name))
     yield torch._C, "_accelerator_isAllocatorInitialized", lambda: False
     yield torch._C, "_accelerator_emptyHostCache", lambda: None
     yield torch._C, "_cuda_getCurrentRawStream", waiting.raw_stream  # packages take it when they are imported
@@ -252,18 +250,6 @@ class _Waiting:
         """``torch._C._cuda_getCurrentRawStream``, which a build without CUDA does not have."""
         self.use()
         return int(torch.cuda.current_stream(device).cuda_stream)  # the rank's
-
-    def before_moving(self, stock: Callable[..., Any]) -> Callable[..., Any]:
-        """``Tensor.cuda`` and ``Tensor.to``: C++, which would say itself that a GPU is used, goes on without one afterwards."""
-
-        @functools.wraps(stock)
-        def moved(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-            if not self.joined and (stock.__name__ == "cuda" or _names_gpu(*args[:1], kwargs.get("device"))):
-                self.use()
-                return getattr(tensor, stock.__name__)(*args, **kwargs)  # the rank's
-            return stock(tensor, *args, **kwargs)
-
-        return moved
 
     def before(self, stock: Callable[..., object]) -> Callable[..., Any]:
         """``init_process_group``, before which the process learns that it is a rank."""

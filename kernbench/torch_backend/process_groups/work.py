@@ -71,15 +71,12 @@ class Work(dist.Work):
         graph = host.capture
         if graph is not None:
             graph.wait_for_works(host, self.operations)
-        limited = bool(timeout)
         if timeout:
-            for op in self.operations:
-                begin = (
-                    op.enqueue if self.on_stream else host.clock
-                )  # NCCL's time begins with the call, gloo's with the wait
-                at = max(begin + timeout.total_seconds(), host.clock)
-                self._simulation.limit_wait(op, at, timeout.total_seconds(), self.on_stream)
-        on_stream = self.on_stream and not limited and os.environ.get(_BLOCKING, "0").lower() in _OFF
+            seconds = timeout.total_seconds()
+            for op in self.operations:  # NCCL's time begins with the call, gloo's with the wait
+                begin = op.enqueue if self.on_stream else host.clock
+                self._simulation.limit_wait(op, max(begin + seconds, host.clock), seconds, self.on_stream)
+        on_stream = self.on_stream and not timeout and os.environ.get(_BLOCKING, "0").lower() in _OFF
         wait = self._simulation.wait_on_stream if on_stream else self._simulation.waits.wait
         for op in self.operations:
             wait(op)

@@ -15,7 +15,6 @@ A softmax of ``float16`` is one kernel that gives 32 bits (:mod:`.wide_softmax`)
 from __future__ import annotations
 
 import threading
-import warnings
 import weakref
 from collections.abc import Callable
 from functools import cache
@@ -25,6 +24,7 @@ import torch
 
 from kernbench.simulation.memory.tensor_queries import listed_tensors
 from kernbench.torch_backend.gpu.tensors.placement import PLAIN, block_of, is_on_gpu, place_result
+from kernbench.torch_backend.kernel_registrations import replace_kernels
 from kernbench.torch_backend.overloads import OpOverload
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
@@ -147,10 +147,7 @@ def _open() -> None:
     """Let autocast go by the device."""
     global _library
     _library = torch.library.Library("aten", "IMPL", _CPU)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*other operators may also be overridden")
-        for name, compute in _kernels().items():
-            _library.impl(name, compute, allow_override=True)
+    replace_kernels(_library, _kernels())
 
 
 def close() -> None:

@@ -7,7 +7,6 @@ torch's own Python knows.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.sparse import _semi_structured_conversions as conversions
 
+from kernbench.torch_backend.kernel_registrations import replace_kernels
 from kernbench.torch_backend.relies_on import Reliance
 
 _SIXTEENTHS = {torch.int8: 10, torch.float8_e4m3fn: 10, torch.float16: 9, torch.bfloat16: 9, torch.float32: 9}
@@ -47,7 +47,7 @@ def multiply_four_bits(x: Tensor, packed: Tensor, group: int, scales_and_zeros: 
     pairs = packed.contiguous().view(torch.uint8).view(n, k // 2)
     elements = torch.stack((pairs >> 4, pairs & 15), dim=-1).view(n, k).to(x.dtype) - 8
     scale, zero = (each.t().repeat_interleave(group, dim=1) for each in scales_and_zeros.unbind(-1))
-    return _product(x, (elements * scale + zero).t(), x.dtype)
+    return _accumulated(x, (elements * scale + zero).t()).to(x.dtype)
 
 
 # -- two of four -------------------------------------------------------------------------------------------------------
@@ -78,9 +78,14 @@ _WHOLE = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 """Integers as wide as an element: what every format can be moved as."""
 
 
+def _elements(compressed: Tensor) -> int:
+    """How many the dense matrix has."""
+    return compressed.numel() * 16 // _SIXTEENTHS[compressed.dtype]
+
+
 def _expand(compressed: Tensor, k: int) -> Tensor:
     """The dense matrix ``[M, k]`` again."""
-    size = compressed.numel() * 16 // _SIXTEENTHS[compressed.dtype]
+    size = _elements(compressed)
     whole = _WHOLE[compressed.element_size()]
     pairs = compressed[size // 2 :].view(torch.uint8)[: size // 8]
     bits = torch.stack((pairs & 15, pairs >> 4), dim=1).flatten().long()
@@ -109,7 +114,7 @@ def _shape_of_product(
     out_dtype: torch.dtype | None = None, transpose_result: bool = False, *choices: int,
 ) -> Tensor:  # fmt: skip
     k, n = dense.shape
-    m = compressed.numel() * 16 // _SIXTEENTHS[compressed.dtype] // k
+    m = _elements(compressed) // k
     return dense.new_empty((n, m) if transpose_result else (m, n), dtype=out_dtype or compressed.dtype)
 
 
@@ -121,7 +126,7 @@ def chosen_algorithm(*args: Any) -> int:
 def multiply_sparse(left: Tensor, places: Tensor, right: Tensor, *, out_dtype: torch.dtype | None = None) -> Tensor:
     """CUTLASS': ``left [M, K / 2]`` and where its elements were, times ``right [K, N]``."""
     dense = conversions.sparse_semi_structured_to_dense_cutlass(left, places)
-    return _product(dense, right, out_dtype or (torch.int32 if left.dtype is torch.int8 else left.dtype))
+    return _accumulated(dense, right).to(out_dtype or _format_of_sums(left))
 
 
 def multiply_sparse_and_add(
@@ -131,7 +136,7 @@ def multiply_sparse_and_add(
     """``alpha left right + beta bias``, ``bias [M]``."""
     dense = conversions.sparse_semi_structured_to_dense_cutlass(left, places)
     found = alpha * _accumulated(dense, right) + beta * bias[:, None]
-    return found.to(out_dtype or (torch.int32 if left.dtype is torch.int8 else left.dtype))
+    return found.to(out_dtype or _format_of_sums(left))
 
 
 def linear_of_sparse(
@@ -154,8 +159,8 @@ def _accumulated(left: Tensor, right: Tensor) -> Tensor:
     return left.to(wide) @ right.to(wide)
 
 
-def _product(left: Tensor, right: Tensor, dtype: torch.dtype) -> Tensor:
-    return _accumulated(left, right).to(dtype)
+def _format_of_sums(left: Tensor) -> torch.dtype:
+    return torch.int32 if left.dtype is torch.int8 else left.dtype
 
 
 _KERNELS: dict[str, Callable[..., Any]] = {
@@ -187,6 +192,4 @@ def register_shapes(library: Any) -> None:
     """Say what those give that torch has no shapes of; ``library``: of ``aten``, for the key ``Meta``."""
     library.impl("_cslt_compress", compress)
     library.impl("_cslt_sparse_mm_search", chosen_algorithm)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*other operators may also be overridden")
-        library.impl("_cslt_sparse_mm", _shape_of_product, allow_override=True)  # torch's takes the row for a matrix
+    replace_kernels(library, {"_cslt_sparse_mm": _shape_of_product})  # torch's takes the row for a matrix

@@ -10,7 +10,6 @@ hardware the gradient has none of its own, and takes a layer that was in trainin
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch
 from kernbench.cost.recurrent_shapes import GATES, GRU, LSTM, RELU, TANH, reserve_bytes
 from kernbench.torch_backend.gpu.kernels.recurrence import Layers, States, Weights
 from kernbench.torch_backend.gpu.tensors.placement import is_on_gpu
+from kernbench.torch_backend.kernel_registrations import replace_kernels
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -53,9 +53,7 @@ def register(library: Any) -> None:
 def register_shapes(library: Any) -> None:
     """Say what they give, without values; ``library``: of ``aten``, for the key ``Meta``."""
     library.impl("_cudnn_rnn_backward", _backward_shapes)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*other operators may also be overridden")
-        library.impl("_cudnn_rnn", _shapes, allow_override=True)
+    replace_kernels(library, {"_cudnn_rnn": _shapes})
 
 
 def _chooses(stock: Callable[..., Any], mode: int) -> Callable[..., Any]:

@@ -19,11 +19,17 @@ _aten = torch.ops.aten
 Ints = Sequence[int]
 
 
+def _convolved(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Ints, padding: Ints, dilation: Ints, groups: int
+) -> Tensor:
+    return _aten.convolution(x, weight, bias, stride, padding, dilation, False, [0] * len(padding), groups)
+
+
 def _convolution(
     x: Tensor, weight: Tensor, padding: Ints, stride: Ints, dilation: Ints, groups: int, *settings: bool
 ) -> Tensor:
     """cuDNN's own order of arguments; ``settings`` choose its algorithm."""
-    return _aten.convolution(x, weight, None, stride, padding, dilation, False, [0] * len(padding), groups)
+    return _convolved(x, weight, None, stride, padding, dilation, groups)
 
 
 def _transposed_convolution(
@@ -35,7 +41,7 @@ def _transposed_convolution(
 def _convolution_relu(
     x: Tensor, weight: Tensor, bias: Tensor | None, stride: Ints, padding: Ints, dilation: Ints, groups: int
 ) -> Tensor:
-    return _aten.convolution(x, weight, bias, stride, padding, dilation, False, [0] * len(padding), groups).relu()
+    return _convolved(x, weight, bias, stride, padding, dilation, groups).relu()
 
 
 def _convolution_add_relu(
@@ -43,7 +49,7 @@ def _convolution_add_relu(
     dilation: Ints, groups: int,
 ) -> Tensor:  # fmt: skip
     """``relu(convolution + alpha z)``."""
-    found = _aten.convolution(x, weight, bias, stride, padding, dilation, False, [0] * len(padding), groups)
+    found = _convolved(x, weight, bias, stride, padding, dilation, groups)
     return found.add(z, alpha=1 if alpha is None else alpha).relu()
 
 
@@ -51,7 +57,7 @@ def _depthwise_convolution(
     x: Tensor, weight: Tensor, kernel_size: Ints, bias: Tensor | None, stride: Ints, padding: Ints, dilation: Ints
 ) -> Tensor:
     """A filter, or several, for each channel of the input."""
-    return _aten.convolution(x, weight, bias, stride, padding, dilation, False, [0] * len(padding), x.size(1))
+    return _convolved(x, weight, bias, stride, padding, dilation, x.size(1))
 
 
 def _batch_norm(
