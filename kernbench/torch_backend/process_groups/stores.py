@@ -392,7 +392,7 @@ class CooperativeStore(dist.Store):
     def reach(self, name: str, port: int) -> None:
         """Wait until the address has a server."""
         self._wait(
-            lambda: self._contents.server is not None, f"server at {name}:{port}", None,
+            lambda: self._contents.server is not None, f"server at {name}:{port} (a TCPStore with is_master=True)", None,
             lambda seconds: store_servers.not_reached(name, port, seconds),
         )  # fmt: skip
 
