@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Callable
 from typing import Any
 
@@ -53,6 +54,20 @@ def _meet(numel: int = 64, dtype: torch.dtype = torch.float32) -> tuple[torch.Te
 
 
 # -- buffers -------------------------------------------------------------------------------------------------------------
+
+
+def test_tables_of_addresses_are_no_numbers_of_32_bits(gpus: Simulate) -> None:
+    """A kernel is given them as they are: Triton takes an int that fits into 32 bits for an int32."""
+
+    def body() -> list[int]:
+        _, handle = _meet()
+        return [handle.buffer_ptrs_dev, handle.signal_pad_ptrs_dev]
+
+    tables = [table for found in gpus(body) for table in found]
+    assert len(set(tables)) == 8
+    assert all(
+        table >> 32 and table % mmap.PAGESIZE == 0 for table in tables
+    )  # mapped: no heap's, wherever that begins
 
 
 def test_peers_see_each_others_buffers(gpus: Simulate) -> None:

@@ -18,6 +18,7 @@ from kernbench.order.shadow import Shadow
 from kernbench.sim_engine.operation import Operation
 from kernbench.simulation.launches.signal_launch import Swap, submit_signals
 from kernbench.simulation.matching.groups import Communicator
+from kernbench.simulation.memory.reserved import reserved_zeros
 from kernbench.simulation.ranks.locations import user_location
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.gpu.tensors.placement import block_of, values_of
@@ -138,8 +139,12 @@ class Handle:
         return f"<symmetric memory of {self._group.communicator.name}: {where}>"
 
     def _readable(self, addresses: Sequence[int]) -> torch.Tensor:
-        """``[n]`` int64 addresses in the memory of this rank's GPU, where its kernels can read them."""
-        made = torch.tensor(list(addresses), dtype=torch.int64)
+        """``[n]`` int64 addresses in the memory of this rank's GPU, where its kernels can read them.
+
+        Mapped, and so beyond the first 4 GiB, as a GPU's memory is: where Python's heap begins below them, Triton would take
+        the address of what lies in it for an int32."""
+        made = reserved_zeros(torch.int64, (len(addresses),), (1,))
+        made.copy_(torch.tensor(list(addresses), dtype=torch.int64))
         self._simulation.storages.adopt(made, self._simulation.hosts.current(), "table of addresses")
         return made
 
