@@ -7,7 +7,7 @@ after what the stream that it is called on has done, and ends after all its memb
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from kernbench.order.findings import MemoryAccess, Place, Race, Races, RaceSide, excuse_of
@@ -113,9 +113,11 @@ class RankOrder:
         if end is not None:
             self.host.meet(end)
 
-    def host_waits_for_all(self) -> None:
-        """The host has waited for all that it has launched."""
-        for strand in self.streams.values():
+    def host_waits_for_all(self, streams: Container[str] | None = None) -> None:
+        """The host has waited for all that it has launched; ``streams``: on streams of these names."""
+        for name, strand in self.streams.items():
+            if streams is not None and name not in streams:
+                continue
             if strand.collective:
                 end = self._posted.get(strand.name)
                 if end is not None:

@@ -73,7 +73,7 @@ class RankOperations:
             "block_on": lambda number: ((), _nothing),
             "give_way": lambda: ((), _nothing),
             "finish_stream": lambda stream: (me.before(stream), _nothing),
-            "synchronize": lambda: (() if simulation.executor.failed else tuple(me.tails.values()), _nothing),
+            "synchronize": lambda sip: (() if simulation.executor.failed else tuple(me.tails_on(sip)), _nothing),
         }
         """Of calls that are not here the answer may depend on what other ranks do before the rank's turn comes."""
 
@@ -183,9 +183,9 @@ class RankOperations:
     def _times(self, numbers: Sequence[int]) -> list[tuple[float, float] | None]:
         return [_times_of(self._operations[number]) for number in numbers]
 
-    def _synchronize(self) -> None:
+    def _synchronize(self, sip: int | None) -> None:
         simulation = self._simulation
-        simulation.host_reads.synchronize(simulation.executor.failed)
+        simulation.host_reads.synchronize(simulation.executor.failed, sip)
 
     # -- meeting others ----------------------------------------------------------------------------------------------------
 

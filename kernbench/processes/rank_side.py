@@ -278,14 +278,15 @@ class RankSide(Uplink):
         self.call("finish_stream", name)
         host.awaited.pop(name, None)
 
-    def _host_reads_synchronize(self, failed: Sequence[Operation]) -> None:
+    def _host_reads_synchronize(self, failed: Sequence[Operation], sip: int | None = None) -> None:
         host = self.host
         if host.capture is not None:
             host.capture.forbid()
-        for op in list(host.tails.values()):
+        last = host.tails_on(sip)
+        for op in last:
             self._computed_or_posted(op)
-        self.call("synchronize")
-        host.awaited.clear()
+        self.call("synchronize", sip)
+        host.has_waited(last)
         for op in self.simulation.values.unobserved_failures(host) if failed else ():
             op.observed = True
             assert op.error is not None

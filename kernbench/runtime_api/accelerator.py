@@ -34,7 +34,7 @@ class Accelerator:
         index = self._index(device)
         if not 0 <= index < len(self._simulation.sips):
             raise ConfigError(f"no device {index}: this context has 0..{len(self._simulation.sips) - 1}")
-        self._simulation.hosts.current().sip = self._simulation.sips[index]
+        self._simulation.hosts.current().drive(self._simulation.sips[index])
 
     def current_device_index(self) -> int:
         """The SIP that this rank drives."""

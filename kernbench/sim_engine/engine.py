@@ -23,7 +23,7 @@ from kernbench.sim_engine.log_rows import Row, Title
 from kernbench.sim_engine.memory_store import MemoryStore
 from kernbench.sim_engine.network import Flow, Network
 from kernbench.sim_engine.op_log import OpLog
-from kernbench.sim_engine.operation import COMPUTE_STREAM, ON_PES, DeviceStream, Lane, Operation
+from kernbench.sim_engine.operation import ON_PES, DeviceStream, Lane, Operation, is_default
 from kernbench.sim_engine.plan import TransferPlan
 from kernbench.sim_engine.plan_run import PlanRun
 from kernbench.topology import Topology
@@ -271,7 +271,7 @@ class GraphEngine:
             start_at(start)
         else:
             # kernels of the compute stream are notified last, when it is known what runs beside them
-            self._when_ended(start, pending, start_at, first=op.stream != COMPUTE_STREAM)
+            self._when_ended(start, pending, start_at, first=not is_default(op.stream))
 
     def _enqueue(self, op: Operation, after: Sequence[Operation]) -> tuple[float, Sequence[Operation]]:
         """Put ``op`` at the tail of its stream: when it starts, if nothing is pending, and what is."""

@@ -6,12 +6,22 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 COMPUTE_STREAM = "compute"
-"""Stream of kernels and of torch's operations."""
+"""Stream of kernels and of torch's operations: a rank's default one. On another GPU than its own the name goes on."""
 COMM_STREAM = "comm"
 """Stream of the collectives of the world; every other group has one of its own, as communicators have."""
 
 ON_PES = frozenset({"gemm", "attention", "math", "kernel"})
 """Kinds of operations that run on PEs."""
+
+
+def is_default(stream: str) -> bool:
+    """Whether a stream is the default one of a GPU, by its name."""
+    return stream.startswith(COMPUTE_STREAM)
+
+
+def shown(stream: str) -> str:
+    """The name of a stream beside the GPU that it is on."""
+    return COMPUTE_STREAM if is_default(stream) else stream
 
 
 class Operation:

@@ -59,7 +59,7 @@ class HostReads:
                 self.hooks.host_read(tensor, name)
             self.await_values(tensor, stored)
             if isinstance(stored, Block) and name in COPIES:
-                self.to_host(stored.memory.sip, 1 if name in _VERDICTS else tensor.nbytes)
+                self.to_host(None if stored.shared else stored.memory.sip, 1 if name in _VERDICTS else tensor.nbytes)
 
     def await_values(self, tensor: torch.Tensor, stored: Stored | None) -> None:
         """Have what launches write into ``tensor`` computed; no virtual time passes. Raises what made one of them fail."""
@@ -77,8 +77,9 @@ class HostReads:
         if host.sync_debug:
             warnings.warn("called a synchronizing CUDA operation", UserWarning, stacklevel=3)
 
-    def to_host(self, sip: int, nbytes: int, *, waits: bool = True, pinned: bool = False) -> Operation:
-        """A copy of ``nbytes`` from ``sip`` to the host, on the current stream; the host waits for it by default.
+    def to_host(self, sip: int | None, nbytes: int, *, waits: bool = True, pinned: bool = False) -> Operation:
+        """A copy of ``nbytes`` from ``sip`` (None: the one that the host drives) to the host, on the stream that is current
+        there; the host waits for it by default.
 
         ``pinned``: it is to memory that is.
         """
@@ -89,11 +90,12 @@ class HostReads:
             self.synchronizing(host)
         topology = self.engine.topology
         share = 1.0 if pinned else topology.device.host_link.pageable
-        cost = copy_cost(topology.host_route(sip, "d2h"), nbytes, share=share)
-        op = self.streams.enqueue(host, "device to host", cost, sip=sip)
-        if waits:
-            self.finish_stream(host.stream)
-        return op
+        with host.driving(host.sip if sip is None else sip):
+            cost = copy_cost(topology.host_route(host.sip, "d2h"), nbytes, share=share)
+            op = self.streams.enqueue(host, "device to host", cost)
+            if waits:
+                self.finish_stream(host.stream)
+            return op
 
     def finish_stream(self, name: str) -> None:
         """Wait for one of the streams of this rank, and for what it has to wait for."""
@@ -113,17 +115,17 @@ class HostReads:
         if isinstance(source, torch.Tensor):
             self.await_values(source, self.storages.of(source))
 
-    def synchronize(self, failed: Sequence[Operation]) -> None:
-        """Wait for all streams of this rank, those of its groups too, and raise failures that have not been raised yet."""
+    def synchronize(self, failed: Sequence[Operation], sip: int | None = None) -> None:
+        """Wait for all streams of this rank on a SIP (None: on all), those of its groups too, and raise failures that have not
+        been raised yet."""
         host = self.hosts.current()
         if host.capture is not None:
             host.capture.forbid()
         with host.one_wait():
-            for op in list(host.tails.values()):
+            last = host.tails_on(sip)
+            for op in last:
                 self.waits.wait(op)
-        host.awaited.clear()
-        if host.order is not None:
-            host.order.host_waits_for_all()
+        host.has_waited(last)
         if failed:
             self.values.flush()
             for op in self.values.unobserved_failures(host):

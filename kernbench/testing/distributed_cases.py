@@ -436,7 +436,7 @@ def _run_threads(run: RunRanks, body: Callable[[int], None], count: int) -> list
 
     def noting(rank: int) -> None:
         device = bound_devices().mine()
-        device.host.sip = device.sip(0)
+        device.host.drive(device.sip(0))
         try:
             body(rank)
         except (unittest.SkipTest, SystemExit) as outcome:

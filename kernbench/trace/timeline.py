@@ -15,6 +15,7 @@ from kernbench.plurals import counted
 from kernbench.sim_engine.engine import GraphEngine
 from kernbench.sim_engine.log_rows import LoggedOperations
 from kernbench.sim_engine.op_log import CollectiveTrace
+from kernbench.sim_engine.operation import shown
 from kernbench.simulation.ranks.serving_requests import EngineStep, Requests
 from kernbench.topology import Topology
 from kernbench.trace.picture import timeline_picture
@@ -168,12 +169,12 @@ def _stream_spans(operations: LoggedOperations) -> Iterator[Span]:
             title, lane, _, start, end, modelled, _ = op
             took, (below, above) = end - start, title.spread
             yield Span(
-                lane.rank, lane.sip, lane.stream, title.name, title.kind, start, end, title.nbytes,
+                lane.rank, lane.sip, shown(lane.stream), title.name, title.kind, start, end, title.nbytes,
                 dict(title.detail or {}), (took - below * modelled, took + above * modelled),
             )  # fmt: skip
         elif op.start is not None and op.end is not None:
             yield Span(
-                op.rank, op.sip, op.stream, op.name, op.kind, op.start, op.end, op.nbytes, dict(op.detail or {}),
+                op.rank, op.sip, shown(op.stream), op.name, op.kind, op.start, op.end, op.nbytes, dict(op.detail or {}),
                 op.interval,
             )  # fmt: skip
 

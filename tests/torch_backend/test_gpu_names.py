@@ -123,6 +123,7 @@ def _memory_pools() -> None:
 
 def _streams_by_number() -> None:
     in_c: Any = torch._C
+    own = torch.cuda.current_device()
     side, main = torch.cuda.Stream(), torch.cuda.default_stream()
     for stream in (side, main):
         numbers = {name: getattr(stream, name) for name in ("stream_id", "device_index", "device_type")}
@@ -130,8 +131,9 @@ def _streams_by_number() -> None:
     assert torch.cuda.ExternalStream(side.cuda_stream) == torch.cuda.get_stream_from_external(side.cuda_stream) == side
     assert isinstance(torch.cuda.ExternalStream(side.cuda_stream), torch.cuda.Stream)
     with torch.cuda.stream(side):
-        assert in_c._cuda_getCurrentStream(0) == (side.stream_id, 0, 1)
-    assert in_c._cuda_getDefaultStream(0) == (main.stream_id, 0, 1)
+        assert in_c._cuda_getCurrentStream(own) == (side.stream_id, own, 1)
+        assert in_c._cuda_getCurrentStream(1 - own) == (main.stream_id, 1 - own, 1)
+    assert in_c._cuda_getDefaultStream(own) == (main.stream_id, own, 1)
     with pytest.raises(kernbench.KernbenchError, match="no stream of this simulated GPU is at 0x7f0000"):
         torch.cuda.ExternalStream(0x7F0000)
 

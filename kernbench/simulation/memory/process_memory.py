@@ -141,7 +141,8 @@ class ProcessMemory:
         if pool and self.graph_pools:
             self.settle()
         try:
-            extent = allocator.allocate(nbytes, host.stream, pool)
+            stream = host.stream if host.sip == ledger.sip else host.stream_on(ledger.sip)
+            extent = allocator.allocate(nbytes, stream, pool)
         except NoRoomError as error:
             raise self._out_of_memory(nbytes, error.requested) from None
         place, module = self._origin(sys._getframe(1)) if nbytes >= self._noticeable else (None, None)

@@ -14,7 +14,7 @@ from typing import Any, NoReturn, Protocol
 from kernbench.cost.work import Cost
 from kernbench.errors import KernbenchError
 from kernbench.order import GraphOrder
-from kernbench.sim_engine.operation import COMPUTE_STREAM, Operation
+from kernbench.sim_engine.operation import Operation, is_default
 from kernbench.simulation.ranks.accelerator_errors import cuda_error
 from kernbench.simulation.ranks.captured_streams import CapturedStreams, Known
 
@@ -266,4 +266,4 @@ def _put_again(generator: Any, now: list[Any]) -> None:
 
 def _told(stream: str) -> str:
     """A stream, in words."""
-    return "the default stream" if stream == COMPUTE_STREAM else stream
+    return "the default stream" if is_default(stream) else stream

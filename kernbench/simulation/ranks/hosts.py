@@ -92,11 +92,14 @@ class Host:
     Attributes:
         rank: index, None for main.
         sip: SIP that it drives.
+        home: the one that it drove first: its own.
+        streams_elsewhere: names of the streams that are current on other SIPs, by SIP.
         clock: its host clock, virtual seconds.
         busy: seconds that it has spent on the program's side of operations.
         prepared: of them, those since the last launch: views, what autograd keeps.
         each: what a launch costs while no operator of the program is called one by one (:meth:`launching`), None otherwise.
-        stream: name of the stream that it enqueues on now.
+        stream: name of the stream that it enqueues on now, the one that is current on the SIP that it drives. No two streams
+            of a host have one name.
         tails: the last operation it enqueued on each stream, by the stream's name.
         unsettled: launches whose values are to come because they wait for others, by the stream's name, where no event tells
             us when the host looks at what they write.
@@ -134,7 +137,8 @@ class Host:
         self.detours = detours
         self.lanes: dict[str, Lane] = {}
         self.rank = rank
-        self.sip = sip
+        self.sip = self.home = sip
+        self.streams_elsewhere: dict[int, str] = {}
         self.clock = clock
         self.stream = COMPUTE_STREAM
         self.tails = Tails()
@@ -179,6 +183,32 @@ class Host:
         if self._generator is None:
             self._generator = torch.Generator().manual_seed(self._seed)
         return self._generator
+
+    def default_stream(self, sip: int) -> str:
+        """Name of the default stream of a SIP."""
+        return COMPUTE_STREAM if sip == self.home else f"{COMPUTE_STREAM} of SIP {sip}"
+
+    def stream_on(self, sip: int) -> str:
+        """Name of the stream that is current on a SIP."""
+        if sip == self.sip:
+            return self.stream
+        return self.streams_elsewhere.get(sip) or self.default_stream(sip)
+
+    def drive(self, sip: int) -> None:
+        """Go on to a SIP, and to the stream that is current there."""
+        if sip != self.sip:
+            self.streams_elsewhere[self.sip] = self.stream
+            self.stream, self.sip = self.stream_on(sip), sip
+
+    @contextmanager
+    def driving(self, sip: int) -> Iterator[None]:
+        """Drive a SIP for the length of a block."""
+        before = self.sip
+        self.drive(sip)
+        try:
+            yield
+        finally:
+            self.drive(before)
 
     def prepare(self, seconds: float) -> None:
         """Spend time on what launches nothing by itself; nothing where :meth:`launching` holds."""
@@ -244,6 +274,21 @@ class Host:
     def awaiting_values(self) -> Sequence[Operation]:
         """What the operation that is enqueued now has to wait for and whose values are to come."""
         return [op for op in self.awaited.get(self.stream, ()) if not op.executed] if self.awaited else ()
+
+    def tails_on(self, sip: int | None) -> list[Operation]:
+        """The last operations on the streams of a SIP; None: of all."""
+        return [each for each in self.tails.values() if sip in (None, each.sip)]
+
+    def has_waited(self, operations: Sequence[Operation]) -> None:
+        """It has waited for the last operations of some streams, and for what these streams had to wait for."""
+        if len(operations) == len(self.tails):
+            self.awaited.clear()
+        for op in operations:
+            self.awaited.pop(op.stream, None)
+        if self.order is not None:
+            self.order.host_waits_for_all(
+                None if len(operations) == len(self.tails) else {op.stream for op in operations}
+            )
 
     @contextmanager
     def as_one(self) -> Iterator[None]:

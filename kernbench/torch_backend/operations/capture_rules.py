@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from kernbench.sim_engine.operation import COMPUTE_STREAM
 from kernbench.simulation.memory.tensor_queries import listed_tensors
 from kernbench.simulation.ranks.graph_capture import OUTSIDE, GraphCapture
 from kernbench.torch_backend.gpu.device.gradient_streams import gradient_of, stream_at
@@ -50,7 +49,8 @@ def _refuse_outside(call: OperatorCall, graph: GraphCapture) -> None:
     number = gradient_of()
     if number is None or number >= graph.first_node:
         return
-    if stream_at(call.device.streams_since, number) == COMPUTE_STREAM:
+    host = call.device.host
+    if stream_at(call.device.streams_since, number, host) == host.default_stream(host.sip):
         graph.forbid(OUTSIDE)
 
 

@@ -148,8 +148,9 @@ def looks(device: RankDevice, name: str, values: Any) -> None:
     order = device.host.order
     if order is not None:
         order.one = not device.host.uses_gpu
-        stage = _Touches(order, device.host.stream, name)
-        for tensor in listed_tensors(values):
+        tensors = listed_tensors(values)
+        stage = _Touches(order, _stream_of(device, tensors), name)
+        for tensor in tensors:
             kept = shadow_of(order, tensor)
             if kept is not None and kept.shadow.shared and tensor.nbytes <= _MOST_POLLED:
                 offset = int(tensor.storage_offset()) * tensor.element_size()
@@ -165,8 +166,16 @@ def looks(device: RankDevice, name: str, values: Any) -> None:
                     stage.look(tensor)
 
 
+def _stream_of(device: RankDevice, tensors: Sequence[torch.Tensor]) -> str:
+    """The stream that is current on the GPU of tensors, where the host's copies of them are."""
+    blocks = (block_of(each) for each in tensors)
+    own = next((each for each in blocks if each is not None and not each.shared), None)
+    return device.host.stream if own is None else device.host.stream_on(own.memory.sip)
+
+
 def sent(device: RankDevice, sources: Sequence[torch.Tensor], made: Sequence[torch.Tensor], *, goes_on: bool) -> None:
-    """Tensors of the host have been copied to a GPU; from pinned memory, the host may have gone on. Raises RaceError."""
+    """Tensors of the host, or of another GPU, have been copied to a GPU, on the current stream; from pinned memory, the host
+    may have gone on. Raises RaceError."""
     host = device.host
     order = host.order
     if order is None:
@@ -215,9 +224,9 @@ class WeakReads(Listener):
 
 def _older_here(device: RankDevice, name: str, tensors: Sequence[torch.Tensor]) -> list[OlderView]:
     """What an operation on the current stream sees instead of what is in these tensors; those on the host are read by that."""
-    host, order = device.host, device.host.order
+    order = device.host.order
     assert order is not None
-    stream = order.stream(host.stream)
+    stream = order.stream(_stream_of(device, tensors))
     on_gpu = [tensor for tensor in tensors if not order.one and block_of(tensor) is not None]
     on_host = [tensor for tensor in tensors if order.one or block_of(tensor) is None]
     name = name.removesuffix(".default")

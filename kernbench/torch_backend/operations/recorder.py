@@ -177,6 +177,9 @@ class Recorder(TorchDispatchMode):
             plan = known[key]
         except NOT_PLANNED:
             return self._whole(func, types, args, kwargs)
+        if memory and memory.sip != host.sip:  # of another GPU than the current one
+            with host.driving(memory.sip):
+                return self.__torch_dispatch__(func, types, args, kwargs)
         return self._run_plan(host, plan, memory, args, kwargs)
 
     def _view(self, host: Host, operator: TorchOperator, args: Any, kwargs: Any) -> Any:
@@ -250,6 +253,9 @@ class Recorder(TorchDispatchMode):
         host = device.host
         if not host.uses_gpu and any(block_of(each) is not None for each in listed_tensors(args)):
             host.uses_gpu = True  # by a tensor that another has made: an argument of a spawn, what a queue has brought
+        if operator.kind > VIEW and host.uses_gpu and (there := _elsewhere(host, args, kwargs)) is not None:
+            with host.driving(there):
+                return self._whole(func, types, args, kwargs)
         if device.helpers_at is not None and device.helpers_at != position(_DISPATCH, _TRACED):
             device.helpers_at = None
             host.detours -= 1
@@ -396,7 +402,9 @@ class Recorder(TorchDispatchMode):
             device.in_custom_operation -= custom
             host.detours -= custom
         if operator.kind == CUSTOM and not (host.unrecorded or self._hosts.inside_kernel):
-            self._record(call, launched=runs or host.tails.marks() != tails)
+            there = _elsewhere(host, args, kwargs)
+            with nullcontext() if there is None else host.driving(there):
+                self._record(call, launched=runs or host.tails.marks() != tails)
         return call.result
 
     def _record(self, call: OperatorCall, *, launched: bool = False) -> None:
@@ -472,6 +480,21 @@ class Recorder(TorchDispatchMode):
 _nothing: Any = nullcontext()
 
 
+def _elsewhere(host: Host, args: Any, kwargs: Any) -> int | None:
+    """The SIP that an operation is on, as its first tensor on one is, where that is not the one that the host drives.
+
+    A device without a number is the current one whatever the tensors are on.
+    """
+    wanted = kwargs.get("device") if kwargs else None
+    if wanted is not None and wanted.type == "cuda" and wanted.index is None:
+        return None
+    for tensor in listed_tensors(args):
+        block = block_of(tensor)
+        if block is not None:
+            return None if block.shared or block.mapped or block.memory.sip == host.sip else block.memory.sip
+    return None
+
+
 def _name_of(plan: Plan) -> str:
     return plan.title.name.partition(".")[0] if plan.title else "an operation"
 
@@ -534,7 +557,7 @@ def _before_host_read(device: RankDevice, name: str, tensor: torch.Tensor) -> No
     if block is None:
         simulation.host_reads.finish_stream(host.stream)
         return
-    simulation.host_reads.to_host(block.memory.sip, tensor.element_size())
+    simulation.host_reads.to_host(None if block.shared else block.memory.sip, tensor.element_size())
     if block.shared:
         device.look_around(name)
 

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 import torch
 
-from kernbench.sim_engine.operation import COMPUTE_STREAM, Operation
+from kernbench.sim_engine.operation import COMPUTE_STREAM, Operation, shown
 from kernbench.simulation.matching.history import Call
 from kernbench.torch_backend.profiling.notes import HostNote
 
@@ -69,7 +69,7 @@ def device_events(notes: Sequence[HostNote]) -> Iterator[DeviceEvent]:
         for op in note.operations:
             if op.start is None or op.end is None:
                 continue
-            stream = streams.setdefault(op.stream, DEFAULT_STREAM + len(streams))
+            stream = streams.setdefault(shown(op.stream), DEFAULT_STREAM + len(streams))
             category: Category = "gpu_memcpy" if op.kind == "dma" else "kernel"
             yield DeviceEvent(category, _name(op, note.call), stream, op.start, op.end, note, correlation, op)
 

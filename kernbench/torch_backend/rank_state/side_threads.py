@@ -35,7 +35,6 @@ from kernbench.scheduler.crew import (
     going_on,
     is_forked,
 )
-from kernbench.sim_engine.operation import COMPUTE_STREAM
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.time.notices import Notice
 from kernbench.simulation.time.rank_threads import RankThreads
@@ -72,7 +71,7 @@ RELIES_ON = (
 
 _keeps_workers: Any = multiprocessing.pool.Pool._handle_workers  # type: ignore[attr-defined]
 
-_OWN = ("stream", "sip", "unrecorded", "each", "untimed", "watcher")
+_OWN = ("stream", "sip", "streams_elsewhere", "unrecorded", "each", "untimed", "watcher")
 """What of a host is the running thread's, not the rank's."""
 
 
@@ -225,7 +224,8 @@ class SideThreads:
             return tuple(getattr(host, name) for name in _OWN)
 
         def write(own: Any) -> None:
-            for name, value in zip(_OWN, own or (COMPUTE_STREAM, host.sip, False, None, False, watcher), strict=True):
+            fresh: tuple[Any, ...] = (host.default_stream(host.sip), host.sip, {}, False, None, False, watcher)
+            for name, value in zip(_OWN, own or fresh, strict=True):
                 setattr(host, name, value)
 
         crew = self._threads.crew(rank, read, write)

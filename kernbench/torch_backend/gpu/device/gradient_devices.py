@@ -36,7 +36,7 @@ RELIES_ON = (
 @contextlib.contextmanager
 def _on_stream_of_forward(mine: RankDevice) -> Iterator[None]:
     host, number = mine.host, gradient_of() if mine.streams_since else None
-    name = None if number is None or host.capture is not None else stream_at(mine.streams_since, number)
+    name = None if number is None or host.capture is not None else stream_at(mine.streams_since, number, host)
     if name is None or name == host.stream:
         yield
         return
@@ -66,12 +66,8 @@ def _beside_its_gradients(stock: Callable[..., Any]) -> Callable[..., Any]:
         mine, there = current_device(), _first_on_gpu(gradients)
         if mine is None or there is None:
             return stock(node, *gradients)
-        before, mine.host.sip = mine.host.sip, mine.sip(there)
-        try:
-            with _on_stream_of_forward(mine):
-                return stock(node, *gradients)
-        finally:
-            mine.host.sip = before
+        with mine.host.driving(mine.sip(there)), _on_stream_of_forward(mine):
+            return stock(node, *gradients)
 
     return apply
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from kernbench.sim_engine.operation import COMPUTE_STREAM
+from kernbench.simulation.ranks.hosts import Host
 from kernbench.torch_backend.relies_on import Reliance
 
 
@@ -31,8 +31,8 @@ sequence_number: Any = torch.autograd._get_sequence_nr
 MOST = 4096
 """Changes of stream that are remembered."""
 
-Changes = deque[tuple[int, str]]
-"""When a rank went on to which stream: the number of the node that was next, and the stream's name; the latest ones."""
+Changes = deque[tuple[int, int, str]]
+"""When a rank went on to which stream: the number of the node that was next, the SIP and the stream's name; the latest ones."""
 
 
 def gradient_of() -> int | None:
@@ -44,11 +44,12 @@ def gradient_of() -> int | None:
     return None if number is None or number >= 1 << 63 else number
 
 
-def stream_at(changes: Changes, number: int) -> str | None:
-    """The stream on which a node was made; None: not known any more."""
-    found = None if len(changes) == MOST else COMPUTE_STREAM
-    for first, name in changes:
+def stream_at(changes: Changes, number: int, host: Host) -> str | None:
+    """The stream that was current, when a node was made, on the SIP that ``host`` drives; None: not known any more."""
+    found = None if len(changes) == MOST else host.default_stream(host.sip)
+    for first, sip, name in changes:
         if first > number:
             break
-        found = name
+        if sip == host.sip:
+            found = name
     return found

@@ -24,6 +24,7 @@ from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.device_numbers import number_of
 from kernbench.torch_backend.gpu.device.generators import DeviceGenerators
 from kernbench.torch_backend.gpu.device.gradient_streams import MOST, Changes
+from kernbench.torch_backend.gpu.device.stream_waits import let_stream_wait
 from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus, settings, words
 from kernbench.torch_backend.gpu.tensors.pinning import is_pinned
 from kernbench.torch_backend.gpu.tensors.placement import block_of, place, stored_bytes
@@ -130,7 +131,7 @@ class RankDevice:
         host = self.host
         if host.rank is not None and seen and host.sip not in seen:
             own = self.simulation.hosts.sips[host.rank]
-            host.sip = own if own in seen else seen[0]
+            host.sip = host.home = own if own in seen else seen[0]
 
     @property
     def index(self) -> int:
@@ -279,9 +280,12 @@ class RankDevice:
         if memory is None:
             if simulation.hooks is not None:
                 simulation.hooks.host_read(outputs[0], "cpu")
-            simulation.host_reads.to_host(self.host.sip, nbytes, waits=waits, pinned=is_pinned(outputs[0]))
+            block = None if source is None else block_of(source)
+            sip = None if block is None or block.shared else block.memory.sip
+            simulation.host_reads.to_host(sip, nbytes, waits=waits, pinned=is_pinned(outputs[0]))
             return
-        self.copy_from_host(nbytes, pinned=source is not None and is_pinned(source), waits=waits)
+        with self.host.driving(memory.sip):
+            self.copy_from_host(nbytes, pinned=source is not None and is_pinned(source), waits=waits)
 
     def copy_from_host(self, nbytes: int, *, pinned: bool = False, waits: bool = True) -> None:
         """A copy of so many bytes of the host's memory, for which the host waits or not."""
@@ -298,13 +302,18 @@ class RankDevice:
             raise RuntimeError(UNPINNED)
 
     def peer_copy(self, outputs: Sequence[torch.Tensor], source: DeviceMemory, target: DeviceMemory) -> None:
-        """A copy from one SIP's memory to another's, on the links between them; it is on the rank's stream."""
-        nbytes = stored_bytes(outputs)
+        """A copy from one SIP's memory to another's, on the links between them. It is on the current stream of the one that it
+        comes from, after what is on the other's; what comes next there is after it."""
+        host, nbytes = self.host, stored_bytes(outputs)
         route = self.simulation.topology.route(source.sip, target.sip)
-        self.host.reaches.add((source.sip, target.sip))
+        host.reaches.add((source.sip, target.sip))
         for output in outputs:
             place(output, target)
-        self.enqueue("device to device", copy_cost(route, nbytes, "link"))
+        with host.driving(source.sip):
+            there = host.stream_on(target.sip)
+            let_stream_wait(host, host.stream, there)
+            self.enqueue("device to device", copy_cost(route, nbytes, "link"))
+            let_stream_wait(host, there, host.stream)
 
     def over_links(self, cost: Cost, tensors: Sequence[torch.Tensor]) -> Cost:
         """``cost`` of an operation some of whose operands may be in the memory of other SIPs or of the host."""
@@ -325,8 +334,8 @@ class RankDevice:
         """Wait for one of the rank's streams, and for what it has to wait for."""
         self.simulation.host_reads.finish_stream(name)
 
-    def synchronize(self) -> None:
-        """Wait for all streams of the rank, those of its groups too: ``cudaDeviceSynchronize``. A compiler that measures has
+    def synchronize(self, device: Device = None) -> None:
+        """Wait for all streams of a GPU, those of its groups too: ``cudaDeviceSynchronize``. A compiler that measures has
         nothing on them."""
         if not self.compiling:
-            self.simulation.host_reads.synchronize(())
+            self.simulation.host_reads.synchronize((), self.sip(device))

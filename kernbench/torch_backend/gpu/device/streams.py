@@ -1,7 +1,7 @@
 """Streams and events of simulated GPUs: ``torch.cuda.Stream``, ``torch.cuda.Event`` and what chooses the current stream.
 
-A rank has one default stream and as many others as it makes; each is a stream of its SIP. What a stream waits for is kept with
-the rank, until something is enqueued on it. Time is virtual.
+A rank has one default stream on each of its GPUs and as many others as it makes; each GPU has a current one. What a stream
+waits for is kept with the rank, until something is enqueued on it. Time is virtual.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.types import Device
 
 from kernbench.errors import KernbenchError
 from kernbench.order import Moment
-from kernbench.sim_engine.operation import COMPUTE_STREAM, Operation
+from kernbench.sim_engine.operation import Operation, is_default
 from kernbench.simulation.ranks.accelerator_errors import cuda_error
 from kernbench.simulation.ranks.captured_streams import Known
 from kernbench.simulation.ranks.graph_capture import CAPTURED_EVENT, NOT_PERMITTED, GraphCapture
@@ -22,6 +22,7 @@ from kernbench.simulation.ranks.hosts import Host
 from kernbench.torch_backend.gpu.device.devices import bound_devices
 from kernbench.torch_backend.gpu.device.gradient_streams import sequence_number
 from kernbench.torch_backend.gpu.device.rank_device import RankDevice
+from kernbench.torch_backend.gpu.device.stream_waits import let_stream_wait
 
 _OTHER = "stream "
 """What names of streams begin with that a program makes."""
@@ -42,39 +43,27 @@ class Stream:
         device_type: int = device_type, stream_ptr: int | None = None, name: str | None = None,
     ) -> None:  # fmt: skip
         devices = bound_devices()
-        self.device = torch.device("cuda", devices.told(devices.number(device if stream_id is None else device_index)))
+        at = devices.number(device if stream_id is None else device_index)
+        self.device = torch.device("cuda", devices.told(at))
         self.device_index = self.device.index
         least, greatest = self.priority_range()
         self.priority = min(max(priority, greatest), least)
         number = stream_id or stream_ptr  # 0 as an address is none, and what has no number is a new one
         if name is None and (number or stream_id is not None):
-            name = _of_number(number or 0)
+            name = _of_number(number or 0, at)
         if name is None:
             mine = devices.mine()
             mine.streams_made += 1
             name = f"{_OTHER}{mine.streams_made}"
         self.name = name
-        self.cuda_stream = self.stream_id = 0 if name == COMPUTE_STREAM else int(name.rpartition(" ")[2])
+        self.cuda_stream = self.stream_id = 0 if is_default(name) else int(name.rpartition(" ")[2])
 
     def synchronize(self) -> None:
         bound_devices().mine().finish_stream(self.name)
 
     def wait_stream(self, stream: Any) -> None:
         """What is enqueued here next starts after what is on ``stream`` now."""
-        state = bound_devices().mine().host
-        if state.capture is not None:
-            state.capture.wait(self.name, state.capture.streams.moment(stream.name), f"what is on {stream.name}")
-        state.let_wait(self.name, state.before(stream.name))
-        if state.order is not None and state.capture is None:
-            state.order.stream_waits(self.name, (state.order.mark(stream.name),))
-        _capture(lambda graph: self._wait_again(state, graph.name(state, self.name), graph.name(state, stream.name)))
-
-    @staticmethod
-    def _wait_again(state: Host, mine: str, other: str) -> None:
-        """:meth:`wait_stream` in a replay."""
-        state.let_wait(mine, state.before(other))
-        if state.order is not None:
-            state.order.stream_waits(mine, (state.order.mark(other),))
+        let_stream_wait(bound_devices().mine().host, self.name, stream.name)
 
     def wait_event(self, event: Any) -> None:
         """What is enqueued here next starts after the event."""
@@ -106,12 +95,13 @@ class Stream:
         return f"<torch.cuda.Stream device={self.device} {self.name} (simulated)>"
 
     def __enter__(self) -> Any:
-        self._before = current_stream()
+        self._before = _current_streams(self)
         set_stream(self)
         return self
 
     def __exit__(self, *exc: object) -> None:
-        set_stream(self._before)
+        for stream in self._before:
+            set_stream(stream)
 
 
 class ExternalStream(Stream):
@@ -121,10 +111,11 @@ class ExternalStream(Stream):
         super().__init__(device, stream_id=int(stream_ptr), device_index=device)
 
 
-def _of_number(number: int) -> str:
+def _of_number(number: int, device: Device) -> str:
     """A stream's name. Raises KernbenchError if no stream of the rank has this number, which is also its address."""
     if number == 0:
-        return COMPUTE_STREAM
+        mine = bound_devices().mine()
+        return mine.host.default_stream(mine.sip(device))
     if not 0 < number <= bound_devices().mine().streams_made:
         raise KernbenchError(
             f"no stream of this simulated GPU is at {number:#x}: the streams of other libraries are not simulated, but for "
@@ -140,11 +131,14 @@ class StreamContext:
         self.stream = stream
 
     def __enter__(self) -> None:
-        self._before = current_stream()
-        torch.cuda.set_stream(self.stream)
+        if self.stream is not None:
+            self._before = _current_streams(self.stream)
+            torch.cuda.set_stream(self.stream)
 
     def __exit__(self, *exc: object) -> None:
-        torch.cuda.set_stream(cast(Any, self._before))
+        if self.stream is not None:
+            for stream in self._before:
+                torch.cuda.set_stream(cast(Any, stream))
 
 
 class Event:
@@ -306,29 +300,37 @@ def set_stream(stream: Any) -> None:
     devices = bound_devices()
     mine = devices.mine()
     if stream.device.index != devices.told(devices.number(None)):
-        mine.host.sip = mine.sip(stream.device)
+        mine.host.drive(mine.sip(stream.device))
     _go_on(mine, stream.name)
 
 
 def _go_on(mine: RankDevice, name: str) -> None:
     """A rank enqueues on another stream from now on. Gradients of what it computes there will be on it, too."""
     if name != mine.host.stream:
-        mine.streams_since.append((sequence_number(), name))
+        mine.streams_since.append((sequence_number(), mine.host.sip, name))
         mine.host.stream = name
 
 
 def set_stream_by_number(stream_id: int, device_index: int, device_type: int) -> None:
     """``torch._C._cuda_setStream``: the device becomes the current one, too."""
     mine = bound_devices().mine()
-    mine.host.sip = mine.sip(device_index)
-    _go_on(mine, _of_number(stream_id))
+    mine.host.drive(mine.sip(device_index))
+    _go_on(mine, _of_number(stream_id, device_index))
 
 
 def current_stream(device: Device = None) -> Stream:
     """``torch.cuda.current_stream``."""
-    return Stream(device, name=bound_devices().mine().host.stream)
+    mine = bound_devices().mine()
+    return Stream(device, name=mine.host.stream_on(mine.sip(device)))
 
 
 def default_stream(device: Device = None) -> Stream:
     """``torch.cuda.default_stream``."""
-    return Stream(device, name=COMPUTE_STREAM)
+    mine = bound_devices().mine()
+    return Stream(device, name=mine.host.default_stream(mine.sip(device)))
+
+
+def _current_streams(other: Any) -> list[Stream]:
+    """What is current now, to be set again in this order after ``other`` has been: on its GPU, and on the current one."""
+    here = current_stream()
+    return [here] if other.device == here.device else [current_stream(other.device), here]

@@ -100,7 +100,7 @@ def set_device(device: Device) -> None:
     if mine is None or index < 0:
         return  # without a rank: a thread of the rank's own, such as a DataLoader's that pins memory
     mine.host.uses_gpu = mine.chosen = True
-    mine.host.sip = mine.sip(index)
+    mine.host.drive(mine.sip(index))
 
 
 def exchange_device(device: Device) -> int:
@@ -122,14 +122,12 @@ class DeviceGuard:
         set_device(self.idx)
 
     def __exit__(self, *exc: Any) -> None:
-        _mine().host.sip = self._before
+        _mine().host.drive(self._before)
 
 
 def synchronize(device: Device = None) -> None:
     if are_there():  # an exit handler has kept this function; nothing is under way any more
-        mine = _mine()
-        mine.number(device)
-        mine.synchronize()
+        _mine().synchronize(device)
 
 
 class GpuProperties(SimpleNamespace):

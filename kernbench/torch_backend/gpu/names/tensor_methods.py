@@ -99,7 +99,7 @@ def to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         memory = mine.memory_at(target)
         if block_of(result) is None:  # or a tracer has had it be copied there
             mine.transfer(stored_in(result), memory, tensor, waits=not goes_on)
-        if mine.host.order is not None:
+        with mine.host.driving(memory.sip):
             sent(mine, stored_in(tensor), stored_in(result), goes_on=goes_on)
         for tangent in shown:
             if block_of(tangent) is None:
@@ -160,6 +160,8 @@ def _to_peer(
     for tangent in shown:
         if block_of(tangent) is None:
             mine.peer_copy((tangent,), block.memory, there)
+    with mine.host.driving(block.memory.sip):
+        sent(mine, stored_in(tensor), shown, goes_on=False)
     _send_back(shown, device_of(tensor))
     return moved
 
