@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from kernbench.simulation.memory.tensor_queries import listed_tensors, made_tensors
+from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.gpu.tensors.placement import PLAIN, block_of
 from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.relies_on import Reliance
@@ -83,6 +84,11 @@ def mark(call: OperatorCall, made: list[torch.Tensor], at: int) -> bool:
 def was_made_at(tensor: torch.Tensor, at: int) -> bool:
     """Whether a tensor of the host was made at a position of the program."""
     return _is_plain(tensor) and getattr(_storage(tensor), _MADE, None) == at
+
+
+def is_helper(device: RankDevice, tensor: torch.Tensor) -> bool:
+    """Whether C++ has made a tensor of the host within the call of the program that is being carried out."""
+    return device.helpers_at is not None and was_made_at(tensor, device.helpers_at)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -19,12 +19,11 @@ from typing import Any
 
 import torch
 from torch._C._dynamo import eval_frame
-from torch.autograd import forward_ad
 from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernbench.simulation.memory.storages import NOTE, DeviceMemory
-from kernbench.simulation.memory.tensor_queries import listed_tensors, made_tensors, plain_of, tells_of_looks
+from kernbench.simulation.memory.tensor_queries import listed_tensors
 from kernbench.simulation.ranks.hosts import Host
 from kernbench.simulation.ranks.listeners import Stages
 from kernbench.simulation.simulation import Simulation
@@ -33,41 +32,29 @@ from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.gpu.kernels.cuda_words import retold
 from kernbench.torch_backend.gpu.kernels.device_asserts import explain_assert
 from kernbench.torch_backend.gpu.memory.host_memory import explain_operation
-from kernbench.torch_backend.gpu.tensors.nested_tensors import as_rows, is_nested, is_view
-from kernbench.torch_backend.gpu.tensors.pinning import is_pinned, pinned
-from kernbench.torch_backend.gpu.tensors.placement import (
-    PLAIN,
-    block_of,
-    is_described,
-    place_result,
-    recount,
-)  # fmt: skip
+from kernbench.torch_backend.gpu.tensors.nested_tensors import is_nested, is_view
+from kernbench.torch_backend.gpu.tensors.placement import PLAIN, block_of, is_described, recount
 from kernbench.torch_backend.operations import capture_rules
 from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.operations.capturing import capture
 from kernbench.torch_backend.operations.collective_results import call_collective
 from kernbench.torch_backend.operations.computing import Executor
-from kernbench.torch_backend.operations.gradient_places import (
-    is_by_engine,
-    is_for_engine,
-    is_gradient_of_gpu,
-    return_gradients,
-)
-from kernbench.torch_backend.operations.helper_tensors import is_by_indexing, made_on_host, mark, position, was_made_at
-from kernbench.torch_backend.operations.needs import need, needs_of
+from kernbench.torch_backend.operations.gradient_places import return_gradients
+from kernbench.torch_backend.operations.helper_tensors import is_by_indexing, is_helper, made_on_host, mark, position
+from kernbench.torch_backend.operations.needs import need
 from kernbench.torch_backend.operations.operators import (
     COLLECTIVE,
     COMPOSITE,
     COMPUTE,
     CUSTOM,
     SKIP,
-    TRANSFER,
     VIEW,
     TorchOperator,
     operators,
 )
 from kernbench.torch_backend.operations.plans import NO_PLANS, NOT_PLANNED, Plan, Plans, signature
 from kernbench.torch_backend.operations.pricing import Pricing
+from kernbench.torch_backend.operations.result_places import ResultPlaces
 from kernbench.torch_backend.operations.same_device import check, is_mixed
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -87,8 +74,6 @@ RELIES_ON = (
     Reliance("torch._C", "the dispatcher's keys of a thread are read, and set for the length of a block", has=(
         "_ForceDispatchKeyGuard", "_dispatch_tls_local_include_set", "_dispatch_tls_local_exclude_set",
     )),
-    Reliance("torch.autograd.forward_ad", "the level is negative outside forward derivatives", has=("_current_level",),
-             holds=lambda module: module._current_level == -1),
     Reliance("torch._C.TensorBase.untyped_storage", "of a tensor whatever its class"),
     Reliance("torch._C", "whether tensors are fake, or operations traced: modes that come after all others", has=(
         "_get_dispatch_mode", "_set_dispatch_mode", "_unset_dispatch_mode",
@@ -135,8 +120,9 @@ class Recorder(TorchDispatchMode):
         self._stages = stages
         self._values = simulation.values
         self._costs = simulation.op_costs
-        self._spec = simulation.topology.device
-        target = self._spec.target
+        spec = simulation.topology.device
+        self._places = ResultPlaces(_DISPATCH, spec, self._while_waiting)
+        target = spec.target
         self._capability = int(target.arch) if target.backend == "cuda" else 0
         self._pricing = Pricing(simulation)
         self._host_costs = self._pricing.host_costs
@@ -179,7 +165,9 @@ class Recorder(TorchDispatchMode):
             return self._whole(func, types, args, kwargs)
         if memory and memory.sip != host.sip:  # of another GPU than the current one
             with host.driving(memory.sip):
-                return self.__torch_dispatch__(func, types, args, kwargs)
+                if host.stream in host.awaited:
+                    return self._whole(func, types, args, kwargs)
+                return self._run_plan(host, plan, memory, args, kwargs)
         return self._run_plan(host, plan, memory, args, kwargs)
 
     def _view(self, host: Host, operator: TorchOperator, args: Any, kwargs: Any) -> Any:
@@ -285,7 +273,7 @@ class Recorder(TorchDispatchMode):
         if operator.check is not None and self._capability and not device.inside_operation:
             operator.check(self._capability, args, kwargs)
         if host.capture is not None and operator.kind > VIEW and not device.inside_operation:
-            capture_rules.check(call, functools.partial(_is_helper, device))
+            capture_rules.check(call, functools.partial(is_helper, device))
         if operator.kind == SKIP and host.watcher is not None:
             with host.watcher.within():
                 return self._computed(call)
@@ -312,7 +300,7 @@ class Recorder(TorchDispatchMode):
     def _traced(self, tracer: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Have a tracer (``make_fx``), which comes after all other modes, see an operation before it is carried out: of what is
         done for that, and of other tensors than it has seen, its graph would not know."""
-        kwargs = _as_on_gpus(self._who(), args, kwargs)
+        kwargs = self._places.as_on_gpus(self._who(), args, kwargs)
         torch._C._unset_dispatch_mode(_PROXY)
         try:
             with open_recorder(self):
@@ -330,7 +318,7 @@ class Recorder(TorchDispatchMode):
         device = call.device
         if device.inside_operation or device.compiling or torch._C._current_graph_task_id() >= 0:
             return False
-        return not check(call, functools.partial(_is_helper, device), functools.partial(is_by_indexing, _DISPATCH))
+        return not check(call, functools.partial(is_helper, device), functools.partial(is_by_indexing, _DISPATCH))
 
     def _note_helpers(self, call: OperatorCall) -> None:
         """Remember what was made of nothing on the host until the program goes on to its next instruction."""
@@ -412,69 +400,10 @@ class Recorder(TorchDispatchMode):
 
         ``launched``: kernels of its own are there already, and are all that it takes.
         """
-        if self._placed(call):
+        if self._places.put(call):
             self._pricing.put(call, launched=launched)
         for listener in self._stages.recorded:
             listener(call)
-
-    def _placed(self, call: OperatorCall) -> bool:
-        """Put the results in the memory of the GPU that they are on; whether the operation is one of the device's."""
-        device, operator, args, kwargs, result = call.device, call.operator, call.args, call.kwargs, call.result
-        shared, transfers = False, operator.kind == TRANSFER
-        call.inputs = inputs = _as_they_are(listed_tensors(args))
-        call.outputs = outputs = _as_they_are(made_tensors(result))
-        for output in outputs:
-            if type(output) not in PLAIN and not tells_of_looks(output):
-                return False
-        if not device.host.uses_gpu:
-            return True
-        blocks = [block_of(tensor) for tensor in inputs]
-        source = next((block for block in blocks if block is not None), None)
-        shared = any(block.shared for block in blocks if block is not None)
-        on_device = source is not None
-        wanted = kwargs.get("device") if kwargs else None
-        placed = on_device
-        if wanted is not None:
-            stays = on_device and wanted.type != "meta" and _stays(device, inputs, outputs)
-            placed = wanted.type == "cuda" or stays
-            if transfers and placed != on_device:
-                goes_on = operator.is_non_blocking(args, kwargs)
-                if goes_on and not placed:
-                    pinned(outputs[0])  # what torch allocates for it is
-                with self._while_waiting():
-                    target = device.memory_at(wanted) if placed else None
-                    device.transfer(outputs, target, (inputs or outputs)[0], waits=not goes_on)
-                return False
-            if not inputs and not placed:
-                placed = is_by_engine(_DISPATCH) and is_gradient_of_gpu()
-        if not placed:
-            return False
-        if transfers and wanted is None and len(blocks) == 2:  # `copy_`
-            there, origin = blocks
-            if (there is None) != (origin is None) and not (there is None and _is_helper(device, outputs[0])):
-                return_gradients(inputs[1:])
-                goes_on = (there is not None or is_pinned(outputs[0])) and operator.is_non_blocking(args, kwargs)
-                with self._while_waiting():
-                    device.transfer(outputs, None if there is None else there.memory, inputs[1], waits=not goes_on)
-                return False
-            if there is not None and origin is not None and there.memory is not origin.memory:
-                device.peer_copy(outputs, origin.memory, there.memory)
-                return False
-        memory = device.memory if source is None or source.shared else source.memory
-        for at, output in enumerate(outputs):
-            if at == operator.on_host:
-                continue
-            place_result(output, memory)
-            if not inputs:
-                recount(output)  # kernels that make a tensor of nothing (`arange`) begin with none
-        if operator.row is not None and not device.in_custom_operation:
-            tensors = (inputs, outputs)
-            if any(map(is_nested, (*inputs, *outputs))):
-                tensors = (as_rows(inputs), as_rows(outputs))
-            call.library, call.scratch = needs_of(operator.row, *tensors, args, self._spec)
-            need(memory, device.host, call.library, call.scratch)
-        call.over_links = shared
-        return True
 
 
 _nothing: Any = nullcontext()
@@ -497,54 +426,6 @@ def _elsewhere(host: Host, args: Any, kwargs: Any) -> int | None:
 
 def _name_of(plan: Plan) -> str:
     return plan.title.name.partition(".")[0] if plan.title else "an operation"
-
-
-def _as_they_are(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """Tensors without classes that see no operations: what these say of them (a shape of their own) is not asked."""
-    for tensor in tensors:
-        if type(tensor) not in PLAIN:
-            break
-    else:
-        return tensors
-    return [
-        each if tells_of_looks(each) or type(each).__torch_dispatch__ is not _NO_DISPATCH else plain_of(each)
-        for each in tensors
-    ]
-
-
-def _stays(device: RankDevice, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> bool:
-    """Whether a result stays on the GPU of its input although C++ says that it is for the CPU, where it takes both to be:
-    gradients and room for a leaf's, casts that the program has not asked to be on the host (``type_as``, those of a loss), and
-    sums with the zeros of forward derivatives."""
-    if not outputs:
-        return is_by_engine(_DISPATCH)
-    return not device.moving and _is_of_cpp(inputs[0].dtype, outputs[0].dtype)
-
-
-def _as_on_gpus(device: RankDevice, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Arguments of a call as C++ has them where it knows of GPUs: without the host, where it would not name that."""
-    wanted = kwargs.get("device")
-    if wanted is None or wanted.type != "cpu":
-        return kwargs
-    if device.moving:
-        return {**kwargs, "device": device.moving_to}
-    given = listed_tensors(args)
-    if not given:
-        made_for_gpu = is_by_engine(_DISPATCH) and is_gradient_of_gpu()
-        return {**kwargs, "device": torch.device("cuda", device.index)} if made_for_gpu else kwargs
-    if block_of(given[0]) is None or not _is_of_cpp(given[0].dtype, kwargs.get("dtype")):
-        return kwargs
-    return {name: value for name, value in kwargs.items() if name != "device"}
-
-
-def _is_of_cpp(before: torch.dtype, after: torch.dtype | None) -> bool:
-    """Whether C++ itself puts what it makes of a GPU's tensor where that is, and names the host: see :func:`_stays`."""
-    return after not in (None, before) or is_for_engine(_DISPATCH) or forward_ad._current_level >= 0
-
-
-def _is_helper(device: RankDevice, tensor: torch.Tensor) -> bool:
-    """Whether C++ has made a tensor of the host within the call of the program that is being carried out."""
-    return device.helpers_at is not None and was_made_at(tensor, device.helpers_at)
 
 
 def _before_host_read(device: RankDevice, name: str, tensor: torch.Tensor) -> None:
