@@ -99,7 +99,10 @@ class Environment:
 
     Attributes:
         state: what torch and Python keep per process.
+        end_alone: whether a rank that ends its process (``os.kill``, ``os._exit``) ends alone, with its exit code.
     """
+
+    end_alone = False
 
     def __init__(
         self, devices: HostDevices, tools: DriverTools, per_rank_modules: Sequence[str] = (), *, alone: bool = False
@@ -155,7 +158,9 @@ class Environment:
             )
             if not self._alone:
                 bound_recursion(self._patches)
-                self._told_no_more = ends_of_all.install(self._patches, self._host_devices.simulation)
+                self._told_no_more = ends_of_all.install(
+                    self._patches, self._host_devices.simulation, end_alone=self.end_alone
+                )
             checkpoint_files.install(self._patches, self._host_devices.simulation)
             saved_devices.install(self._patches)
             file_times.install(self._patches, self._host_devices.simulation)
