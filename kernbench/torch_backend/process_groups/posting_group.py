@@ -31,6 +31,7 @@ from kernbench.torch_backend.gpu.device.software_versions import NCCL
 from kernbench.torch_backend.gpu.memory.memory_owners import claim_communication
 from kernbench.torch_backend.gpu.tensors.placement import PLAIN, block_of, place
 from kernbench.torch_backend.process_groups import absent_members, backend_classes, nccl_rules
+from kernbench.torch_backend.process_groups.absent_calls import AbsentInGroups
 from kernbench.torch_backend.process_groups.arguments import (
     SumOfMultiples,
     Tensors,
@@ -68,7 +69,7 @@ RELIES_ON = (
 )  # fmt: skip
 
 
-class PostingGroup(STOCK):
+class PostingGroup(AbsentInGroups, STOCK):
     """A group of simulated ranks, as torch's bookkeeping sees it; its operations are those of a derived class.
 
     Args:
@@ -215,6 +216,19 @@ class PostingGroup(STOCK):
 
     def _has_hooks(self) -> bool:
         return False
+
+    def _enable_collectives_timing(self) -> None:
+        """When collectives begin and end is always known."""
+
+    def _wait_for_pending_works(self) -> None:
+        """The host waits for what its rank has enqueued."""
+        self.simulation.synchronize()
+
+    @property
+    def supports_multicast(self) -> bool:
+        """Whether the GPUs can reduce in their switches (NVLS), for which memory is allocated by the library."""
+        arch = self._target.arch
+        return isinstance(arch, int) and arch >= 90
 
     def _get_sequence_number_for_group(self) -> int:
         return self._sequence
