@@ -75,6 +75,7 @@ _TAG = "cache_key_tag"
 
 
 RELIES_ON = (
+    Reliance("sys._getframe", "what calls a frame that would be compiled is the frame of its callback's caller"),
     Reliance("torch._dynamo.trace_rules", "its tables of what names mean are made anew", has=("add", "clear_lru_cache")),
     Reliance("torch._dynamo.trace_rules._numpy_function_ids", "made at its first use, and again where these are None",
              has=("function_ids", "function_names", "lazy_initializer")),
