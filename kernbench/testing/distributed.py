@@ -59,6 +59,7 @@ class DistributedTests:
             modules = environment.state.modules
             modules.shared = not per_rank_modules
             modules.classes = () if modules.shared else patched_classes()
+            environment.end_alone = bool(per_rank_modules)
             environment.state.variables = lambda rank: {}  # a test's processes are not launched by torchrun
 
         with simulate(self._system_for(count)) as ctx, rank_streams(ctx.simulation.scheduler.current_rank, RANK):

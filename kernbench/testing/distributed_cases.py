@@ -19,6 +19,7 @@ import types
 import unittest
 from collections import deque
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ import torch.distributed as dist
 from kernbench.simulation.ranks.failures import SpawnException, pid_of
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.gpu.device import software_versions
-from kernbench.torch_backend.gpu.device.devices import bound_devices
+from kernbench.torch_backend.gpu.device.devices import bound_devices, current_rank
 from kernbench.torch_backend.gpu.names import cuda_names
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.process_groups import backend_classes, stores
@@ -81,15 +82,22 @@ RELIES_ON = (
 )  # fmt: skip
 
 
-class SimulatedProcess:
-    """What a test case keeps of a process that it has started: a rank that will run when the test waits for it."""
+def _nothing() -> None:
+    """What a worker does by itself: it is given tests."""
 
-    def __init__(self, rank: int, target: Callable[..., None] | None = None, kwargs: dict[str, Any] | None = None):
+
+class SimulatedProcess:
+    """What a test case keeps of a process that it has started: a rank that will run when the test waits for it.
+
+    Attributes:
+        run: what it does.
+    """
+
+    def __init__(self, rank: int, run: Callable[[], object] = _nothing):
         self.name = f"process {rank}"
         self.pid = pid_of(rank)
         self.exitcode: int | None = None
-        self.target = target
-        self.kwargs = kwargs or {}
+        self.run = run
 
     def is_alive(self) -> bool:
         """False: the caller is not a rank, and ranks have ended then."""
@@ -98,7 +106,10 @@ class SimulatedProcess:
     def terminate(self) -> None:
         """Nothing to end: see ``is_alive``."""
 
-    kill = join = terminate
+    def join(self, timeout: float | None = None) -> None:
+        """Nothing to wait for: see ``is_alive``."""
+
+    kill = terminate
 
 
 class PipeEnd:
@@ -121,9 +132,12 @@ class PipeEnd:
         self.other.arrived.append(value)
 
     def recv(self) -> object:
-        """The next value. Raises :class:`EOFError` if there is none."""
+        """The next value. Raises :class:`EOFError` if there is none: ranks run once the test waits for them, and in turns."""
         if not self.arrived:
-            raise EOFError
+            raise EOFError(
+                "nothing has been sent: a test's simulated ranks run when it waits for them to end, so that they and the "
+                "test's own process cannot answer each other"
+            )
         return self.arrived.popleft()
 
     def poll(self, timeout: float = 0.0) -> bool:
@@ -133,6 +147,16 @@ class PipeEnd:
     def close(self) -> None:
         """No rank sends or receives any more."""
         self.closed = True
+
+
+def _makes_pipes(stock: Callable[..., tuple[Any, Any]]) -> Callable[..., tuple[Any, Any]]:
+    """Pipes that a test makes in its own process are to its ranks, which do not run while it waits for what they send."""
+
+    @functools.wraps(stock)
+    def Pipe(duplex: bool = True) -> tuple[Any, Any]:
+        return PipeEnd.pair() if current_rank() is None else stock(duplex)
+
+    return Pipe
 
 
 def own_class(cls: type, rank: int) -> type:
@@ -161,6 +185,7 @@ class SimulatedTestCases:
         patch(processes, "_start_processes", _starts_processes)
         patch(processes, "_join_processes", self._joins_processes())
         patch(processes, "_event_listener", staticmethod(lambda *args: None))  # tracebacks are not requested
+        patch(torch.multiprocessing, "Pipe", _makes_pipes(torch.multiprocessing.Pipe))
         continuous: Any = getattr(common, "MultiProcContinuousTest", None)
         if continuous is not None:
             patch(continuous, "_spawn_processes", classmethod(_starts_workers))
@@ -333,6 +358,8 @@ def see_devices(patches: Patches, simulation: Simulation) -> None:
         patches.set(torch.accelerator, name, value)
     patches.set(torch.accelerator, "current_accelerator", cuda_names.ACCELERATOR["current_accelerator"])
     patches.set(torch.cuda.nccl, "version", software_versions.nccl_version)
+    for module in (dist.constants, dist.distributed_c10d):
+        patches.set(module, "default_pg_nccl_timeout", timedelta(minutes=10))
     for module in (dist, dist.distributed_c10d):
         patches.set(module, "is_nccl_available", lambda: True)
     if not hasattr(dist, "ProcessGroupNCCL"):
@@ -361,27 +388,34 @@ def _sets_up_cuda_class(cls: Any) -> None:
     cls.primary_device = "cuda:0"
 
 
-def _starts_processes(case: Any, proc: object) -> None:
-    case.processes = []
+def _starts_processes(case: Any, proc: Callable[..., Any]) -> None:
+    """``proc`` makes a process that is not started: what that does, with what tests have it given besides, its rank does."""
+    cls, case.processes = type(case), []
     for rank in range(int(case.world_size)):
-        process = SimulatedProcess(rank)
+
+        def target(*args: object, rank: int = rank, **kwargs: object) -> None:
+            own: Any = own_class(cls, rank)
+            own._run(*args, **kwargs)
+
         ours, theirs = PipeEnd.pair()
-        process.kwargs = {"pipe": theirs}
+        given = proc(
+            target=target, name=f"process {rank}", args=(rank, case._current_test_name(), case.file_name, theirs),
+            kwargs={"fake_pg": getattr(case, "fake_pg", False)},
+        )  # fmt: skip
+        process = SimulatedProcess(rank, given.run)
         case.pid_to_pipe[process.pid] = ours
         case.processes.append(process)
 
 
 def _run_processes(run: RunRanks, case: Any) -> None:
     """Run what the processes of ``case`` were started for; they have exit codes then."""
-    cls, name, failing = type(case), case._current_test_name(), case.TEST_ERROR_EXIT_CODE
+    cls, failing = type(case), case.TEST_ERROR_EXIT_CODE
     exits: dict[int, int] = {}
 
     def body(rank: int) -> None:
-        pipe = case.processes[rank].kwargs["pipe"]
+        _begin_on_the_first_gpu()
         try:
-            own_class(cls, rank)._run(  # type: ignore[attr-defined]
-                rank, name, case.file_name, pipe, fake_pg=getattr(case, "fake_pg", False)
-            )
+            case.processes[rank].run()
         except SystemExit as exit_:
             code = exit_.code
             if code is None:
@@ -416,6 +450,7 @@ def _run_workers(run: RunRanks, case: Any) -> None:
     def body(rank: int) -> None:
         tasks = cls.task_queues[rank]
         tasks.put(None)
+        _begin_on_the_first_gpu()
         own: Any = own_class(cls, rank)
         own._worker_loop(rank, cls.world_size, cls.rdvz_file, tasks, cls.completion_queues[rank])
 
@@ -423,20 +458,22 @@ def _run_workers(run: RunRanks, case: Any) -> None:
     type(case).poison_pill = False
 
 
+def _begin_on_the_first_gpu() -> None:
+    """CUDA's current device is each process's, and each thread's, own, and the first one until that says otherwise."""
+    device = bound_devices().mine()
+    device.host.drive(device.sip(0))
+
+
 def _starts_threads(case: Any) -> None:
     case.threads = []
 
 
 def _run_threads(run: RunRanks, body: Callable[[int], None], count: int) -> list[tuple[int, object]]:
-    """Run ``body`` on ranks that stand for threads; what they raised, as ``_check_return_codes`` takes it.
-
-    CUDA's current device is each thread's own, and the first one until the thread says otherwise.
-    """
+    """Run ``body`` on ranks that stand for threads; what they raised, as ``_check_return_codes`` takes it."""
     failed: list[tuple[int, Any]] = []
 
     def noting(rank: int) -> None:
-        device = bound_devices().mine()
-        device.host.drive(device.sip(0))
+        _begin_on_the_first_gpu()
         try:
             body(rank)
         except (unittest.SkipTest, SystemExit) as outcome:

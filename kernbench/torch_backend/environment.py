@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections import ChainMap
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 import torch.distributed.distributed_c10d
 
 from kernbench.torch_backend.compiled import described_gpu
@@ -28,6 +26,7 @@ from kernbench.torch_backend.hollow import sinks
 from kernbench.torch_backend.modes import plain_torch
 from kernbench.torch_backend.operations.recorder import open_recorder
 from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.process_groups import backend_registry
 from kernbench.torch_backend.process_groups.making import GroupMaker
 from kernbench.torch_backend.process_groups.world import ProcessWorld, RankWorld
 from kernbench.torch_backend.rank_state import clocks, daemon_modules, ends_of_all, late_calls, module_hooks, signals
@@ -50,9 +49,6 @@ RELIES_ON = (
     Reliance("torch._C._distributed_c10d._set_thread_isolation_mode", "C++ registers names of groups per thread then"),
     Reliance("torch.distributed.distributed_c10d", "a rank's groups are forgotten with it", has=(
         "_world", "_unregister_all_process_groups",
-    )),
-    Reliance("torch.distributed.Backend", "what is known of backends", has=(
-        "backend_list", "backend_capability", "_plugins", "backend_type_map", "default_device_backend_map",
     )),
 )  # fmt: skip
 
@@ -99,7 +95,10 @@ class Environment:
 
     Attributes:
         state: what torch and Python keep per process.
+        end_alone: whether a rank that ends its process (``os.kill``, ``os._exit``) ends alone, with its exit code.
     """
+
+    end_alone = False
 
     def __init__(
         self, devices: HostDevices, tools: DriverTools, per_rank_modules: Sequence[str] = (), *, alone: bool = False
@@ -113,6 +112,7 @@ class Environment:
         self._product_threads: int | None = None
         self._isolated = False
         self._told_no_more: Callable[[], None] = _nothing
+        self._forget_backends: Callable[[], None] = _nothing
         self._side_threads = SideThreads(simulation, lambda rank: open_recorder(devices.recorder_of(rank)))
         self._daemon_processes = DaemonProcesses(simulation)
         self._process_waits = ProcessWaits(simulation)
@@ -155,7 +155,9 @@ class Environment:
             )
             if not self._alone:
                 bound_recursion(self._patches)
-                self._told_no_more = ends_of_all.install(self._patches, self._host_devices.simulation)
+                self._told_no_more = ends_of_all.install(
+                    self._patches, self._host_devices.simulation, end_alone=self.end_alone
+                )
             checkpoint_files.install(self._patches, self._host_devices.simulation)
             saved_devices.install(self._patches)
             file_times.install(self._patches, self._host_devices.simulation)
@@ -180,7 +182,8 @@ class Environment:
         """Put everything back. Idempotent."""
         self._imports.close()
         self._told_no_more()
-        self._told_no_more = _nothing
+        self._forget_backends()
+        self._told_no_more = self._forget_backends = _nothing
         self.state.close()
         self._patches.undo()
         late_calls.expect()
@@ -273,9 +276,4 @@ class Environment:
         patch = self._patches.set
         patch(sys, "excepthook", sys.excepthook)  # init_process_group wraps it, also that of a rank which has no thread
         patch(c10d, "_world", RankWorld())
-        backends: Any = dist.Backend  # torch warns of one that is not in both
-        patch(backends, "backend_list", [*backends.backend_list, "kernbench"])
-        # a rank may register a backend; what torch's modules register, which are executed with stock names, is there too
-        for name in ("_plugins", "backend_type_map", "default_device_backend_map", "backend_capability"):
-            patch(backends, name, ChainMap({}, getattr(backends, name)))
-        backends.backend_capability["kernbench"] = ["cpu", "cuda"]
+        self._forget_backends = backend_registry.install(self._patches, shared=self.state.modules.shared)

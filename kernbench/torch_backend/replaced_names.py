@@ -204,7 +204,8 @@ class ReplacedNames:
         if hasattr(c10d, _RECORDS):
             names.set(c10d, _RECORDS, _records_nothing)
         stores.install(names)
-        names.set(c10d, "default_pg_nccl_timeout", timedelta(minutes=10))
+        for module in (c10d, torch.distributed.constants):
+            names.set(module, "default_pg_nccl_timeout", timedelta(minutes=10))
         ddp: Any = torch.nn.parallel.DistributedDataParallel
         names.set(ddp, "_get_ddp_logging_data", _names_the_backend(ddp._get_ddp_logging_data))
         names.set(ddp, "_register_builtin_comm_hook", _hooks_of_python(ddp._register_builtin_comm_hook))

@@ -68,7 +68,7 @@ BUGS = (
     Bug(many.accumulated_without_the_last, "modelscope/FunASR#3472", None),
     Bug(many.expert_without_tokens, "PaddlePaddle/PaddleFormers#3010", _MISMATCH, "rank 0: all_to_all"),
     Bug(many.batch_that_is_skipped, "dylanyunlon/Neuron_SP#589", _DEADLOCK, "Rank 1 never will: it has ended"),
-    Bug(many.ranks_on_one_gpu, "pytorch/pytorch#15051", kernbench.KernbenchError, "duplicate GPU", sets_device=False),
+    Bug(many.ranks_on_one_gpu, "pytorch/pytorch#15051", dist.DistBackendError, "duplicate GPU", sets_device=False),
     Bug(many.norm_on_the_host, "dylanyunlon/Neuron_SP#151", RuntimeError, "No backend type associated with device type cpu",
         mark=""),
     Bug(many.barrier_on_the_first_gpu, "pytorch/pytorch#124714", kernbench.KernbenchError, "duplicate GPU", sets_device=False),

@@ -10,7 +10,10 @@ import pytest
 pytest_plugins = ["pytester"]
 
 CASES = """
+import os
+import signal
 import sys
+from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch.distributed.fsdp._debug_utils import SimpleProfiler
@@ -58,6 +61,77 @@ class Processes(MultiProcessTestCase):
         sys.exit(86)
 
 
+class ProcessesOfTheTest(MultiProcessTestCase):
+    # as torch's tests of flight recorders: each process gets a pipe to the test
+    world_size = 2
+
+    def setUp(self):
+        super().setUp()
+        proc = torch.multiprocessing.get_context("spawn").Process
+        self.children, parents = zip(*(torch.multiprocessing.Pipe() for _ in range(2)))
+        ends = iter(parents)
+
+        def with_pipe(*positional, args, **kwargs):
+            return proc(*positional, args=(next(ends), *args), **kwargs)
+
+        self._start_processes(with_pipe)
+
+    @classmethod
+    def _run(cls, to_test, rank, test_name, file_name, parent_pipe, **kwargs):
+        cls.to_test = to_test
+        super()._run(rank, test_name, file_name, parent_pipe, **kwargs)
+
+    def _join_processes(self, fn):
+        super()._join_processes(fn)
+        assert [child.recv() for child in self.children] == [0, 1]
+        for process in self.processes:
+            process.join(1)
+
+    def test_pipes(self):
+        self.to_test.send(self.rank)
+
+
+class Ending(MultiProcessTestCase):
+    world_size = 3
+
+    def setUp(self):
+        super().setUp()
+        self.skip_return_code_checks = [getattr(self, self._testMethodName).__wrapped__]
+        self._spawn_processes()
+
+    def tearDown(self):
+        assert [process.exitcode for process in self.processes] == [0, self.code, 0]
+        super().tearDown()
+
+    def ends(self, how):
+        dist.init_process_group("nccl", init_method=f"file://{self.file_name}", rank=self.rank, world_size=3)
+        if self.rank == 1:
+            how()
+        with self.assertRaises(dist.DistBackendError):
+            work = dist.all_reduce(torch.ones(1, device="cuda"), async_op=True)
+            work.wait(timeout=timedelta(seconds=1))
+
+    @requires_nccl()
+    def test_killed(self):
+        self.ends(lambda: os.kill(os.getpid(), signal.SIGKILL))
+
+    @requires_nccl()
+    def test_raised(self):
+        self.ends(lambda: signal.raise_signal(signal.SIGTERM))
+
+    @requires_nccl()
+    def test_aborts(self):
+        self.ends(os.abort)
+
+    @requires_nccl()
+    def test_exits(self):
+        self.ends(lambda: os._exit(7))
+
+    @property
+    def code(self):
+        return {"test_killed": -9, "test_raised": -15, "test_aborts": -6, "test_exits": 7}[self._testMethodName]
+
+
 class Base(DistributedTestBase):
     world_size = 2
 
@@ -71,6 +145,8 @@ class Continuous(MultiProcContinuousTest):
 
     def test_one(self):
         type(self).mine = self.rank
+        self.assertEqual(torch.cuda.current_device(), 0)
+        torch.cuda.set_device(self.rank)
         objects = [None, None]
         dist.all_gather_object(objects, type(self).mine)
         self.assertEqual(objects, [0, 1])
@@ -133,7 +209,7 @@ class Alone(TestCase):
 def test_every_base_class(pytester: pytest.Pytester, run_pytest: Callable[..., pytest.RunResult]) -> None:
     pytester.makepyfile(CASES)
     result = run_pytest("--kernbench-distributed", "dgx_h100", "-q", "-rf", "--tb=short")
-    result.assert_outcomes(passed=10, failed=1, skipped=1)
+    result.assert_outcomes(passed=15, failed=1, skipped=1)
     result.stdout.fnmatch_lines(["*Process 1 exited with error code 10*", "FAILED*Processes::test_one_fails*"])
 
 

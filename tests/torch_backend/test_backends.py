@@ -303,3 +303,26 @@ def test_groups_that_send_nothing_are_there_once_torch_has_registered_them(modul
         [warm_python, "-c", FAKE.replace("MODULE", module)], capture_output=True, text=True, check=False
     )
     assert done.stdout == "done\n", done.stderr
+
+
+@pytest.mark.parametrize("isolation", ["carrier", "process"])
+def test_what_a_rank_registers_is_its_own_and_goes_with_it(isolation: str) -> None:
+    def worker(rank: int) -> None:
+        assert not dist.is_backend_available("ours")
+        if rank == 0:
+            dist.init_process_group("gloo")
+        made: list[int] = []
+        dist.Backend.register_backend("ours", lambda *args: made.append(rank), devices=["cpu"])
+        assert dist.Backend("ours") == dist.Backend.OURS == "ours"  # type: ignore[attr-defined]
+        assert dist.is_backend_available("ours")
+        if rank == 1:
+            dist.init_process_group("gloo")
+        dist.barrier()
+        dist.Backend._plugins["OURS"].creator_fn()
+        assert made == [rank]
+
+    for _ in range(2):
+        with kernbench.simulate("dgx_h100") as ctx:
+            ctx.multiprocessing.spawn(worker, nprocs=2, isolation=isolation)
+        assert "ours" not in dist.Backend.backend_list
+        assert not hasattr(dist.Backend, "OURS")

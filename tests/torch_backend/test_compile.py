@@ -10,6 +10,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 
 import kernbench
 from tests.torch_backend.conftest import Ranks
@@ -186,3 +188,26 @@ def test_a_mismatch_in_a_compiled_function_is_at_the_programs_line() -> None:
     text = str(next(iter(failed.value.errors.values())))
     assert text.count("test_compile.py:") == 2
     assert "<eval_with_key>" not in text
+
+
+def test_a_module_that_gets_its_parameters_while_it_runs() -> None:
+    """As those of the first FSDP, whose hooks exchange them; what notes them here is not compiled."""
+    sums: list[float] = []
+
+    def worker(rank: int) -> None:
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(rank)
+        for compiled in (False, True):
+            torch.manual_seed(0)
+            layers = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8)).cuda()
+            model = FullyShardedDataParallel(layers, use_orig_params=True)
+            call = torch.compile(model, backend="eager") if compiled else model
+            for _ in range(2):
+                loss = call(torch.ones(2, 8, device="cuda")).sum()
+                loss.backward()
+            sums.append(loss.item())
+
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=2)
+    assert len(sums) == 4
+    assert len(set(sums)) == 1

@@ -8,7 +8,9 @@ made anew for it, and again after it.
 from __future__ import annotations
 
 import functools
+import os
 import sys
+import sysconfig
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -59,6 +61,9 @@ _KEYED = (
 )  # fmt: skip
 """Tables of Dynamo's, of what it knows by the function or class itself."""
 
+_LIBRARY = sysconfig.get_path("stdlib") + os.sep
+"""Where Python's own modules are."""
+
 _INNER = "_torchdynamo_orig_backend"
 
 _OF_AOTAUTOGRAD = {"force_non_lazy_backward_lowering": True, "graphsafe_rng_functionalization": False}
@@ -70,6 +75,7 @@ _TAG = "cache_key_tag"
 
 
 RELIES_ON = (
+    Reliance("sys._getframe", "what calls a frame that would be compiled is the frame of its callback's caller"),
     Reliance("torch._dynamo.trace_rules", "its tables of what names mean are made anew", has=("add", "clear_lru_cache")),
     Reliance("torch._dynamo.trace_rules._numpy_function_ids", "made at its first use, and again where these are None",
              has=("function_ids", "function_names", "lazy_initializer")),
@@ -193,7 +199,7 @@ def _compile_aside(patches: Patches) -> None:
     turn, constants = _Turn(), _ConstantsOfRanks(patches)
 
     def compile_frame(self: object, frame: FrameType, *args: object) -> Any:
-        if _is_generated(frame):
+        if _is_generated(frame) or _is_called_by_ours(frame, sys._getframe(1)):
             return skipped()
         device = current_device()
         if device is None:
@@ -211,6 +217,17 @@ def _is_generated(frame: FrameType) -> bool:
     """Whether a frame is of a function that was made for a class of ours (a dataclass), which has no file to be known by."""
     if frame.f_code.co_filename != "<string>":
         return False
+    return _is_ours(frame)
+
+
+def _is_called_by_ours(frame: FrameType, caller: FrameType) -> bool:
+    """Whether a frame is of Python's library, called by code of ours, as where a module gets a parameter while what is compiled
+    runs: Dynamo passes our frames over, and not what they call."""
+    file = frame.f_code.co_filename
+    return file.startswith(_LIBRARY) and f"-packages{os.sep}" not in file and _is_ours(caller)
+
+
+def _is_ours(frame: FrameType) -> bool:
     package, _, rest = str(frame.f_globals.get("__name__", "")).partition(".")
     return package == _PACKAGE and rest.partition(".")[0] not in _TRACED
 

@@ -7,8 +7,10 @@ from typing import Any
 
 import torch
 
+from kernbench.torch_backend.process_groups.absent_calls import AbsentInBackends
 
-class BackendStandIn:
+
+class BackendStandIn(AbsentInBackends):
     """What ``ProcessGroup._get_backend`` returns: the answers that torch's Python code asks it for.
 
     Args:
@@ -68,6 +70,16 @@ class BackendStandIn:
         """Nothing to group: what was posted completes or is reported."""
 
     _group_end = _group_start
+
+    def supports_tensor_alloc(self, device: torch.device) -> bool:
+        """Whether :meth:`allocate_tensor` may be called: NCCL has memory of its own where GPUs can multicast."""
+        return self._backend == "nccl" and torch.device(device).type == "cuda" and bool(self._group.supports_multicast)
+
+    def allocate_tensor(self, size: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+        """Memory that is registered with NCCL: reached as any other, see :meth:`register_mem_pool`."""
+        if not self.supports_tensor_alloc(device):
+            raise RuntimeError(f"Backend {self._backend} does not support tensor allocation: use torch.empty")
+        return torch.empty(size, dtype=dtype, device=device)
 
     mem_allocator = None
     """The allocator of a pool whose memory is registered with NCCL: any."""

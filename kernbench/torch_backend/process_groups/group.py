@@ -322,7 +322,10 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
         for each in getattr(opts, "device_ids", None) or ():
             if self.backend_name == "nccl":
                 self._device.number(int(each))
-        return self._post("barrier", (), (), opts, shape=None, dtype=None)
+        work = self._post("barrier", (), (), opts, shape=None, dtype=None)
+        work.of_nccl = self._libraries[1] in ("nccl", "rccl")
+        work.on_failure = self._has_failed if work.of_nccl else None
+        return work
 
     def _cells(
         self, op: str, verb: str, own: torch.Tensor, what: str, cells: Tensors

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from kernbench.errors import CallError
+from kernbench.errors import CallError, KernbenchError
 from kernbench.torch_backend.gpu.device.software_versions import NCCL
 
 
@@ -98,12 +98,14 @@ SPARSE = "NCCL does not support all_reduce with sparse tensors. Please use dense
 """torch's words; gloo adds such tensors up."""
 
 
-def ended(rank: int, where: str) -> Callable[..., Any]:
-    """What a group does with a call after its communicator has been ended, at ``where``, by ``rank`` of it."""
+class DuplicateGpuError(KernbenchError, dist.DistBackendError):
+    """Two members of a group of NCCL's use one GPU, which NCCL calls an invalid usage."""
+
+
+def ended(rank: int, why: str) -> Callable[..., Any]:
+    """What a group does with a call after its communicator has been ended, in ``rank`` of it; ``why``: a sentence."""
 
     def refuse(*args: object, **kwargs: object) -> Any:
-        raise dist.DistBackendError(
-            f"NCCL communicator was aborted on rank {rank}. The group was shut down at {where}: make another one"
-        )
+        raise dist.DistBackendError(f"NCCL communicator was aborted on rank {rank}. {why}: make another one")
 
     return refuse

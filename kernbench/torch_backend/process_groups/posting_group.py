@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -16,7 +16,6 @@ import torch.distributed.distributed_c10d
 
 from kernbench.ccl.libraries import Library, as_the_library_computes, library_of, refusal
 from kernbench.ccl.reduce_op import ReduceOp, Reduction
-from kernbench.errors import KernbenchError
 from kernbench.memory.ledger import BACKWARD, PHASES
 from kernbench.sim_engine.operation import Operation
 from kernbench.simulation.matching.groups import Communicator, Signature
@@ -32,6 +31,7 @@ from kernbench.torch_backend.gpu.device.software_versions import NCCL
 from kernbench.torch_backend.gpu.memory.memory_owners import claim_communication
 from kernbench.torch_backend.gpu.tensors.placement import PLAIN, block_of, place
 from kernbench.torch_backend.process_groups import absent_members, backend_classes, nccl_rules
+from kernbench.torch_backend.process_groups.absent_calls import AbsentInGroups
 from kernbench.torch_backend.process_groups.arguments import (
     SumOfMultiples,
     Tensors,
@@ -69,7 +69,7 @@ RELIES_ON = (
 )  # fmt: skip
 
 
-class PostingGroup(STOCK):
+class PostingGroup(AbsentInGroups, STOCK):
     """A group of simulated ranks, as torch's bookkeeping sees it; its operations are those of a derived class.
 
     Args:
@@ -217,6 +217,19 @@ class PostingGroup(STOCK):
     def _has_hooks(self) -> bool:
         return False
 
+    def _enable_collectives_timing(self) -> None:
+        """When collectives begin and end is always known."""
+
+    def _wait_for_pending_works(self) -> None:
+        """The host waits for what its rank has enqueued."""
+        self.simulation.synchronize()
+
+    @property
+    def supports_multicast(self) -> bool:
+        """Whether the GPUs can reduce in their switches (NVLS), for which memory is allocated by the library."""
+        arch = self._target.arch
+        return isinstance(arch, int) and arch >= 90
+
     def _get_sequence_number_for_group(self) -> int:
         return self._sequence
 
@@ -231,10 +244,17 @@ class PostingGroup(STOCK):
     def shutdown(self) -> None:
         """What was posted completes or is reported; NCCL's communicator, once it has been used, takes nothing more."""
         if self._connected and "nccl" in self.backends.values():
-            refuse = nccl_rules.ended(self._rank, str(user_location()))
-            self._post = self._post_message = refuse  # type: ignore[method-assign]
+            self._refuse(nccl_rules.ended(self._rank, f"The group was shut down at {user_location()}"))
 
     abort = shutdown
+
+    def _has_failed(self, error: dist.DistBackendError) -> None:
+        """A wait of the host has met what a collective failed with: NCCL's communicator is aborted then."""
+        first = str(error).partition("\n")[0].rstrip(".")
+        self._refuse(nccl_rules.ended(self._rank, f"Original reason for failure was: {first}"))
+
+    def _refuse(self, call: Callable[..., Any]) -> None:
+        self._post = self._post_message = call  # type: ignore[method-assign]
 
     def split_group(
         self,
@@ -433,7 +453,7 @@ class PostingGroup(STOCK):
     def _look_at_device(self, op: str, opts: object, tensors: Tensors, block: Block | None) -> None:
         """What NCCL would say of where the first collective's tensors are.
 
-        Raises :class:`KernbenchError` if another member uses the same GPU.
+        Raises :class:`~nccl_rules.DuplicateGpuError` if another member uses the same GPU.
         """
         if block is not None:
             sip = block.memory.sip
@@ -451,7 +471,7 @@ class PostingGroup(STOCK):
         before = self.simulation.world.communicators.drive(self.communicator, me, sip, here)
         if before is not None:
             first, there = before
-            raise KernbenchError(
+            raise nccl_rules.DuplicateGpuError(
                 f"{op}: duplicate GPU: ranks {first} and {me} of {self.communicator.name} both use cuda:"
                 f"{self._device.index_of(sip)}, and {self.backend_name} wants a GPU of its own for each.\n"
                 f"  rank {first}: at {there}\n"
@@ -476,6 +496,8 @@ class PostingGroup(STOCK):
                 on_stream = True
                 break
         work = Work(self.simulation, self._futures, (operation,), tensors, source, on_stream)
+        if on_stream:
+            work.on_failure = self._has_failed
         if self._coalescing is not None:
             self._coalescing.append(work)
         return work

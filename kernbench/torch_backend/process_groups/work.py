@@ -35,11 +35,14 @@ class Work(dist.Work):
     Attributes:
         flat: what its tensors are copied from, which is what it shows as its result; None: they are that themselves.
         stashed: memory that it keeps until it has been waited for.
+        of_nccl: whether it is NCCL's: how long it may take counts from its call. Barriers are, and have no tensors.
+        on_failure: given the error of one that has failed while it was waited for.
     """
 
     flat: FlatList | None = None
     stashed: FlatList | None = None
     _future: object = None
+    on_failure: Callable[[dist.DistBackendError], None] | None = None
     _awaited = False
     future_waits = False
     """Whether :meth:`get_future` waits: C++ code would look at the future before this rank can complete it."""
@@ -59,7 +62,7 @@ class Work(dist.Work):
         self.operations = operations
         self.tensors = tensors
         self._source = source
-        self.on_stream = on_stream
+        self.on_stream = self.of_nccl = on_stream
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """What this rank does next happens after it. Raises what made it fail.
@@ -74,12 +77,17 @@ class Work(dist.Work):
         if timeout:
             seconds = timeout.total_seconds()
             for op in self.operations:  # NCCL's time begins with the call, gloo's with the wait
-                begin = op.enqueue if self.on_stream else host.clock
-                self._simulation.limit_wait(op, max(begin + seconds, host.clock), seconds, self.on_stream)
+                begin = op.enqueue if self.of_nccl else host.clock
+                self._simulation.limit_wait(op, max(begin + seconds, host.clock), seconds, self.of_nccl)
         on_stream = self.on_stream and not timeout and os.environ.get(_BLOCKING, "0").lower() in _OFF
         wait = self._simulation.wait_on_stream if on_stream else self._simulation.waits.wait
-        for op in self.operations:
-            wait(op)
+        try:
+            for op in self.operations:
+                wait(op)
+        except dist.DistBackendError as error:
+            if self.on_failure is not None:
+                self.on_failure(error)
+            raise
         if self._futures is not None and self._futures.outstanding:
             self._futures.settle(self._future)
         self._awaited = True

@@ -43,14 +43,21 @@ def ends_by_signal(args: Sequence[Any]) -> signal.Signals | None:
     return None
 
 
-def install(patches: Patches, simulation: Simulation) -> Callable[[], None]:
-    """Say who ends the process; gives what is to be called when ranks run no more."""
+def install(patches: Patches, simulation: Simulation, *, end_alone: bool = False) -> Callable[[], None]:
+    """Say who ends the process; gives what is to be called when ranks run no more.
+
+    Args:
+        end_alone: a rank that does so ends, and the process goes on: it raises :class:`SystemExit` with the exit code that a
+            process of its own would have had.
+    """
     process, rank_of = os.getpid(), simulation.scheduler.current_rank
 
-    def tell(how: str) -> None:
+    def tell(how: str, code: int | None) -> None:
         rank = rank_of()
         if rank is None or os.getpid() != process:  # a process that a rank has forked ends by itself
             return
+        if end_alone and code is not None:
+            raise SystemExit(code)
         for stream in (sys.stdout, sys.stderr):
             with suppress(Exception):
                 stream.flush()
@@ -60,11 +67,13 @@ def install(patches: Patches, simulation: Simulation) -> Callable[[], None]:
             file=sys.__stderr__, flush=True,
         )  # fmt: skip
 
-    def telling(stock: Callable[..., Any], how: Callable[..., str | None]) -> Callable[..., Any]:
+    def telling(
+        stock: Callable[..., Any], how: Callable[..., str | None], code: Callable[..., int | None]
+    ) -> Callable[..., Any]:
         @functools.wraps(stock)
         def ends(*args: object, **kwargs: object) -> Any:
             if (words := how(*args, **kwargs)) is not None:
-                tell(words)
+                tell(words, code(*args, **kwargs))
             return stock(*args, **kwargs)
 
         return ends
@@ -73,15 +82,15 @@ def install(patches: Patches, simulation: Simulation) -> Callable[[], None]:
         @functools.wraps(stock)
         def ends(*args: Any) -> Any:
             if (number := ends_by_signal(args)) is not None:
-                tell(f"{stock.__name__} with {number.name}")
+                tell(f"{stock.__name__} with {number.name}", -number)
             return stock(*args)
 
         return ends
 
-    patches.set(os, "_exit", telling(os._exit, lambda status: f"os._exit({status})"))
-    patches.set(os, "abort", telling(os.abort, lambda: "os.abort()"))
+    patches.set(os, "_exit", telling(os._exit, lambda status: f"os._exit({status})", lambda status: status))
+    patches.set(os, "abort", telling(os.abort, lambda: "os.abort()", lambda: -signal.SIGABRT))
     for name in ("execv", "execve"):  # on which the others stand
-        patches.set(os, name, telling(getattr(os, name), _becomes))
+        patches.set(os, name, telling(getattr(os, name), _becomes, lambda *args, **kwargs: None))
     for owner, name in ((os, "kill"), (signal, "raise_signal")):
         patches.set(owner, name, telling_of_signal(getattr(owner, name)))
     return _tell_crashes()

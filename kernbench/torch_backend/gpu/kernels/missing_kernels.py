@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -43,11 +44,10 @@ def _trace(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _batch_norm(call: Any) -> Any:
-    """Norms over the batch take parameters and statistics of 16 bits with an input of 32 on a GPU."""
+    """Norms over the batch take parameters and statistics of two formats, and of 16 bits with an input of 32, on a GPU."""
 
     def compute(input: torch.Tensor, *rest: Any, **kwargs: Any) -> Any:
-        narrow = [each for each in rest[:4] if each is not None and each.dtype is not input.dtype]
-        if input.dtype is not torch.float32 or not narrow:
+        if _is_uniform(input, rest[:4]):
             return call(input, *rest, **kwargs)
         wide = [None if each is None else each.float() for each in rest[:4]]
         result = call(input, *wide, *rest[4:], **kwargs)
@@ -59,11 +59,18 @@ def _batch_norm(call: Any) -> Any:
     return compute
 
 
+def _is_uniform(input: torch.Tensor, others: Sequence[Any]) -> bool:
+    """Whether a CPU takes parameters and statistics of these formats: the input's, or with one of 16 bits 32."""
+    formats = {each.dtype for each in others if each is not None}
+    return len(formats) <= 1 and (formats <= {input.dtype} or input.dtype is not torch.float32)
+
+
 def _batch_norm_backward(call: Any) -> Any:
-    def compute(grad: torch.Tensor, input: torch.Tensor, weight: Any, *rest: object) -> Any:
-        if weight is None or weight.dtype is input.dtype or input.dtype is not torch.float32:
+    def compute(grad: torch.Tensor, input: torch.Tensor, weight: Any, *rest: Any) -> Any:
+        if weight is None or _is_uniform(input, (weight, *rest[:2])):
             return call(grad, input, weight, *rest)
-        of_input, *others = call(grad, input, weight.float(), *rest)
+        wide = [None if each is None else each.float() for each in rest[:2]]
+        of_input, *others = call(grad, input, weight.float(), *wide, *rest[2:])
         return of_input, *(None if each is None else each.to(weight.dtype) for each in others)
 
     return compute

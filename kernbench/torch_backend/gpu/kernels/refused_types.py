@@ -113,6 +113,28 @@ def _histogram(args: Any) -> str:
     return "HalfTensor is not supported" if args[0].dtype is torch.float16 else ""
 
 
+def _norm_gradient(args: Any) -> str:
+    """Of a batch norm: the kernel for gradients reads weight and running statistics in one format (``Normalization.cu``).
+
+    Inputs whose channels are innermost have another one, which reads no running statistics.
+    """
+    given, weight, mean, reduces, wanted = args[1], args[2], args[3], args[7] or args[9][1] or args[9][2], args[9]
+    if weight is None or mean is None or not (reduces and wanted[0]) or _has_channels_last(given):
+        return ""
+    read = given.dtype if weight.dtype is given.dtype else torch.float32
+    if given.dtype not in _SIXTEEN or mean.dtype is read:
+        return ""
+    return f"Expected running_mean to have type {LETTERS[read]} but got {LETTERS.get(mean.dtype)}"
+
+
+def _has_channels_last(tensor: torch.Tensor) -> bool:
+    lasts = {4: torch.channels_last, 5: torch.channels_last_3d}
+    last = lasts.get(tensor.dim())
+    if last is not None and tensor.is_contiguous(memory_format=last):
+        return True
+    return tensor.is_contiguous() and tensor.stride(1) == 1
+
+
 _UNLIKE: dict[str, Callable[[object], str]] = {
     "mm": _different(_MULTIPLIED, 0, 1, IN_C),
     "addmm": _either(_different(_MULTIPLIED, 1, 2, IN_C), _different(_ADDED, 0, 2)),
@@ -123,6 +145,7 @@ _UNLIKE: dict[str, Callable[[object], str]] = {
     "addmv": _different(_EXPECTED, 1, 2),
     "native_layer_norm": _different(_EXPECTED, 0, 2),
     "native_group_norm": _different(_EXPECTED, 0, 1),
+    "native_batch_norm_backward": _norm_gradient,
     "convolution": _convolution,
     "_convolution": _convolution,
     "histc": _histogram,
