@@ -318,3 +318,23 @@ def test_combine_function_in_assembly():
     torch.testing.assert_close(rows, x.abs().amax(1), equal_nan=True)
     torch.testing.assert_close(everything, x.abs().view(3, -1).amax(1), equal_nan=True)
     torch.testing.assert_close(scan[8:, 1:], x.abs().cummax(1).values[8:, 1:])  # the first element is not combined
+
+
+@triton.jit
+def refused_kernel(out_ptr, TEXT: tl.constexpr):
+    value = tl.inline_asm_elementwise(TEXT, "=r", [], dtype=tl.uint32, is_pure=True, pack=1)
+    tl.store(out_ptr + tl.program_id(0), value.to(tl.int32))
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("mov.u32 $0, %envreg1;", "reads %envreg1, which has no value"),
+        ("cp.async.wait_all; mov.u32 $0, 1;", "instruction is not supported: cp.async.wait_all"),
+        ("bra nowhere;", "branches to an unknown label nowhere"),
+    ],
+    ids=["register", "instruction", "label"],
+)
+def test_what_is_not_supported_names_kernel_and_line(text: str, what: str):
+    with pytest.raises(NotImplementedError, match=rf"kernel refused_kernel: .*{what}[^$]*at \S*test_inline_assembly.py:\d+"):
+        refused_kernel[(1,)](torch.zeros(4, dtype=torch.int32), TEXT=text)

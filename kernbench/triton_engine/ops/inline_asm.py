@@ -21,7 +21,7 @@ from kernbench.triton_engine.batch import Batch
 from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.frontend.types import Ty
 from kernbench.triton_engine.memory import HostAllocation
-from kernbench.triton_engine.ptx import Frame, Stuck, parse, run
+from kernbench.triton_engine.ptx import AssemblyError, Frame, Stuck, parse, run
 from kernbench.triton_engine.ptx.state import State
 from kernbench.triton_engine.shares import Shares, by_launch, by_launch_of_places
 from kernbench.triton_engine.values import Value
@@ -333,6 +333,10 @@ def _inline_asm(info: OpInfo) -> Callable[..., Any]:
         except Stuck as stuck:
             stuck.frame = frame
             raise
+        except AssemblyError as error:  # which knows the instruction, and not the kernel that it is in
+            raise UnsupportedOpError(
+                f"kernel {info.kernel}: {error}\n  {batch.describe_lanes(None)}\n  at {info.loc}\n  {info.text}"
+            ) from error
         return finish(batch, frame, shape)
 
     return execute

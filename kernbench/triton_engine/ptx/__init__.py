@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from .interpreter import Stuck, run
-from .parse import Assembly, parse
+from .parse import Assembly, AssemblyError, parse
 from .state import Frame
 
-__all__ = ["Assembly", "Frame", "Stuck", "parse", "run"]
+__all__ = ["Assembly", "AssemblyError", "Frame", "Stuck", "parse", "run"]

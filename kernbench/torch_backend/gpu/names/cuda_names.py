@@ -209,6 +209,11 @@ def _generator(device: Device = None) -> torch.Generator:
     return _mine().generators.of(bound_devices().number(device))
 
 
+def _index(device: Device) -> int | None:
+    """What torch's functions of states take of a device: its index alone, whatever kind it is of."""
+    return torch.device(device).index if isinstance(device, str | torch.device) else device
+
+
 def _reseed(seed: int) -> int:
     """Raise RuntimeError, as torch does, if a graph is captured whose generator has another seed."""
     mine = current_device()
@@ -243,12 +248,12 @@ def initial_seed() -> int:
 
 
 def get_rng_state(device: Device = "cuda") -> torch.Tensor:
-    generator, capture = _generator(device), _mine().host.capture
+    generator, capture = _generator(_index(device)), _mine().host.capture
     return generator.get_state() if capture is None else capture.read_state(home_of(generator))
 
 
 def set_rng_state(new_state: torch.Tensor, device: Device = "cuda") -> None:
-    generator, capture = _generator(device), _mine().host.capture
+    generator, capture = _generator(_index(device)), _mine().host.capture
     if capture is None:
         generator.set_state(new_state.cpu())
     else:
