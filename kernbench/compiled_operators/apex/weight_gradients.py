@@ -6,7 +6,8 @@ from __future__ import annotations
 import torch
 
 from kernbench.compiled_operators.transformer_engine.formats import StoredOperand
-from kernbench.compiled_operators.transformer_engine.kernels import launch, operators
+from kernbench.compiled_operators.transformer_engine.kernels import launch
+from kernbench.compiled_operators.transformer_engine.products import operators
 
 __all__ = ["NAMES", "operators"]
 
