@@ -11,7 +11,7 @@ import torch
 
 from kernbench.compiled_operators.transformer_engine.activations import CURVES
 from kernbench.compiled_operators.transformer_engine.formats import StoredOperand
-from kernbench.compiled_operators.transformer_engine.kernels import kernel, launch, operators
+from kernbench.compiled_operators.transformer_engine.kernels import kernel, launch
 from kernbench.compiled_operators.transformer_engine.names import torch_format
 from kernbench.compiled_operators.transformer_engine.quantizing import quantize, stored
 from kernbench.cost.by_values import CallOperands, SeenOperand
