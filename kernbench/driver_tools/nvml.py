@@ -227,6 +227,22 @@ def _peers(one: object, other: object, question: object, found: object) -> None:
     _write(found, 0)  # every simulated GPU reaches every other one
 
 
+def _affinity(count: int) -> Callable[..., None]:
+    """A mask of the first ``count`` CPUs, or nodes of memory: no description says which are near a GPU, so all are."""
+
+    def answer(handle: object, words: object, mask: Any, scope: object = 0) -> None:
+        _gpu(handle)
+        bits = 8 * ctypes.sizeof(ctypes.c_ulong)
+        if count > bits * _number(words):
+            raise _Failed(INSUFFICIENT_SIZE)
+        near = (1 << count) - 1
+        place = ctypes.cast(ctypes.addressof(_target(mask)), ctypes.POINTER(ctypes.c_ulong))
+        for word in range(_number(words)):
+            place[word] = near >> bits * word & (1 << bits) - 1
+
+    return answer
+
+
 def _two(first: int, second: int) -> Callable[..., None]:
     def answer(handle: object, one: object, other: object) -> None:
         _gpu(handle)
@@ -269,6 +285,11 @@ _ANSWERS: dict[str, Callable[..., None]] = {
     "nvmlDeviceGetEnforcedPowerLimit": _power_limit,
     "nvmlDeviceGetComputeRunningProcesses": _processes,
     "nvmlDeviceGetP2PStatus": _peers,
+    "nvmlDeviceGetCpuAffinity": _affinity(os.cpu_count() or 1),
+    "nvmlDeviceGetCpuAffinityWithinScope": _affinity(os.cpu_count() or 1),
+    "nvmlDeviceGetMemoryAffinity": _affinity(1),
+    "nvmlDeviceSetCpuAffinity": lambda handle: _nothing(_gpu(handle)),
+    "nvmlDeviceClearCpuAffinity": lambda handle: _nothing(_gpu(handle)),
     "nvmlDeviceGetMigMode": _two(0, 0),
     "nvmlDeviceGetPersistenceMode": _one(lambda gpu: 1),
     "nvmlDeviceGetComputeMode": _one(lambda gpu: 0),

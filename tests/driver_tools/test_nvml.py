@@ -68,6 +68,23 @@ def test_it_lists_the_gpus_of_the_node():
         assert (major.value, minor.value) == torch.cuda.get_device_capability()
 
 
+def test_all_cpus_and_all_memory_of_the_host_are_near_every_gpu():
+    with simulated_gpu("dgx_h100"):
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+        handle, words = ctypes.c_void_p(), (os.cpu_count() or 1) // 64 + 1
+        assert library.nvmlDeviceGetHandleByIndex_v2(3, ctypes.byref(handle)) == 0
+        for name, scope, near in (
+            ("nvmlDeviceGetCpuAffinity", (), os.cpu_count()),
+            ("nvmlDeviceGetCpuAffinityWithinScope", (ctypes.c_uint(1),), os.cpu_count()),
+            ("nvmlDeviceGetMemoryAffinity", (ctypes.c_uint(0),), 1),
+        ):
+            mask = (ctypes.c_ulong * words)(*[-1] * words)
+            assert getattr(library, name)(handle, words, ctypes.byref(mask), *scope) == 0
+            assert sum(each << 64 * place for place, each in enumerate(mask)) == (1 << near) - 1
+            assert getattr(library, name)(handle, 0, ctypes.byref(mask), *scope) == 7
+        assert library.nvmlDeviceSetCpuAffinity(handle) == library.nvmlDeviceClearCpuAffinity(handle) == 0
+
+
 def test_what_it_does_not_know_is_an_error_of_its_own():
     with simulated_gpu("dgx_h100"):
         library = ctypes.CDLL("libnvidia-ml.so.1")

@@ -93,3 +93,32 @@ def test_it_computes_what_torch_computes(name: str, found: dict[str, Any]) -> No
     assert len(ours) == len(torchs) > 1
     for one, other in zip(ours, torchs, strict=True):
         assert one == pytest.approx(other, rel=2e-5, abs=2e-5)
+
+
+LAUNCHED = """
+import ast, importlib, inspect, os
+from kernbench.compiled_operators.kernel_table import KernelTable
+from kernbench.stand_ins.table import SHIPPED
+
+def lacking(name):
+    module = importlib.import_module(name)
+    if vars(module).get("operators") is None or "launch" not in vars(module):
+        return []
+    calls = [each for each in ast.walk(ast.parse(inspect.getsource(module))) if isinstance(each, ast.Call)]
+    launched = {each.args[0].value for each in calls if getattr(each.func, "id", "") == "launch"}
+    return sorted(launched - set(module.operators.schemas)) if module.operators.schemas else ["any"]
+
+for stand_in in SHIPPED.values():
+    for reference in stand_in.bound.values():
+        if os.fork() == 0:  # each by itself: what another has imported is not there
+            print(reference, lacking(reference), flush=True)
+            os._exit(0)
+        os.wait()
+"""
+
+
+def test_a_compiled_module_has_its_kernels_when_it_is_imported_alone(warm_python: str) -> None:
+    done = subprocess.run([warm_python, "-c", LAUNCHED], capture_output=True, text=True, check=True)
+    answers = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    assert answers["kernbench.compiled_operators.apex.weight_gradients"] == "[]"
+    assert set(answers.values()) == {"[]"}

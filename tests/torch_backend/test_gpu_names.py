@@ -155,6 +155,19 @@ def _names_of_a_build() -> None:
     in_c._cuda_ipc_collect()
 
 
+def _ranges_of_a_profiler() -> None:
+    nvtx: Any = torch.cuda.nvtx
+
+    @nvtx.range("step")  # a context, and a decorator
+    def step(x: int) -> int:
+        with nvtx.range("part {}", x):
+            return x + 1
+
+    assert [step(each) for each in range(3)] == [1, 2, 3]
+    with torch.cuda.profiler.profile():
+        nvtx._device_range_end(nvtx._device_range_start("on a stream"))
+
+
 CASES = (
     _numbers,
     _accelerator,
@@ -166,6 +179,7 @@ CASES = (
     _memory_pools,
     _streams_by_number,
     _names_of_a_build,
+    _ranges_of_a_profiler,
 )
 
 

@@ -5,7 +5,6 @@ Time is virtual: ``synchronize`` and ``Event.elapsed_time`` speak of it. What ca
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Sequence
 from types import FunctionType, SimpleNamespace
 from typing import Any
@@ -397,13 +396,10 @@ ACCELERATOR_IN_C: dict[str, Any] = each_its_own({
 }, CUDA, ACCELERATOR)  # fmt: skip
 """Attributes of ``torch._C`` that ``torch.accelerator`` and programs call."""
 
-NVTX: dict[str, Any] = {
-    **{
-        name: lambda *args, **kwargs: 0 for name in ("range_push", "range_pop", "range_start", "range_end", "mark")
-    },
-    "range": lambda *args, **kwargs: contextlib.nullcontext(),
-}  # fmt: skip
-"""``torch.cuda.nvtx``'s attributes."""
+_MARKS = ("range_push", "range_pop", "range_start", "range_end", "mark", "_device_range_start", "_device_range_end")
+
+NVTX: dict[str, Any] = {name: lambda *args, **kwargs: 0 for name in _MARKS}
+"""``torch.cuda.nvtx``'s attributes; its ``range``, a context and a decorator, calls these."""
 
 _TABLES: tuple[tuple[str, Any, dict[str, Any]], ...] = (
     ("torch.cuda", torch.cuda, CUDA),
