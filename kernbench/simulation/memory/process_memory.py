@@ -20,18 +20,15 @@ import torch
 from kernbench.memory.caching_allocator import CachingAllocator, NoRoomError
 from kernbench.memory.history import AllocationHistory
 from kernbench.memory.ledger import (
-    BACKWARD,
     DEATH_PHASE,
     DIED,
     EXTENT,
     KEPT,
     PHASES,
     STEP,
-    WORKSPACES,
     Composition,
     Entry,
     Ledger,
-    claim,
 )
 from kernbench.memory.limits import (
     NCCL_CONNECTION,
@@ -46,10 +43,11 @@ from kernbench.memory.physical_memory import PhysicalMemory
 from kernbench.memory.remedies import ProgramState
 from kernbench.memory.report import OutOfMemoryReport
 from kernbench.memory.settings import AllocatorSettings
-from kernbench.memory.workspaces import BLAS, LT, NOT_IN_A_CAPTURE, Workspaces
+from kernbench.memory.workspaces import Workspaces
 from kernbench.sim_engine import GraphEngine
 from kernbench.sim_engine.data_executor import Pick
 from kernbench.sim_engine.operation import Operation
+from kernbench.simulation.memory.library_workspaces import LibraryWorkspaces
 from kernbench.simulation.memory.memory_limit import Limit
 from kernbench.simulation.memory.memory_owners import MemoryOwners, SettledPool
 from kernbench.simulation.memory.stream_use import StreamUse
@@ -99,6 +97,7 @@ class ProcessMemory:
         history: of the allocator, if the program records it.
         graph_pools: memory of its CUDA graphs, by the pool's number.
         seeds: what generators that such graphs draw from have there, by the generator's identity.
+        workspaces: of the libraries that the process calls.
         left: whether the process has ended.
         when_shared: called when another process begins to use the SIP, too.
     """
@@ -121,9 +120,7 @@ class ProcessMemory:
         self.history: AllocationHistory | None = None
         self.graph_pools: dict[int, SettledPool] = {}
         self.seeds: dict[int, object] = {}
-        self._workspaces: dict[tuple[str, bool, str], Entry | None] = {}
-        self._opened: set[str] = set()
-        self._workspace_sizes = memories.workspace_sizes
+        self.workspaces = LibraryWorkspaces(memories.workspace_sizes)
         self._closed = False
         self.left = False
         self._noticeable = 1
@@ -169,44 +166,6 @@ class ProcessMemory:
         """Give back what recordings of CUDA graphs alone hold."""
         for pool in list(self.graph_pools.values()):
             pool.settle()
-
-    def provide(self, library: str) -> None:
-        """Before a product by a library (:mod:`kernbench.memory.workspaces`): the workspace of the current stream, and of the
-        thread that multiplies, which is the backward pass's own in one. Raises ``torch.OutOfMemoryError``."""
-        host = self.host
-        self._open(BLAS if library == LT else library)
-        if library not in (BLAS, LT):
-            return
-        place = host.stream, host.phase % PHASES == BACKWARD, library
-        if place in self._workspaces or not host.takes_memory or self._closed:
-            return
-        if library == LT:
-            self.provide(BLAS)
-        sizes = self._workspace_sizes(host)
-        if sizes is not None:
-            entry = self.take(sizes.lt if library == LT else sizes.blas)
-            claim(entry, WORKSPACES)
-            self._workspaces[place] = entry
-
-    def _open(self, library: str) -> None:
-        """A library is called. Raises RuntimeError, in its words, if that is for the first time and in a capture."""
-        if library in self._opened:
-            return
-        graph = self.host.capture
-        if graph is not None:
-            graph.broken = True
-            raise RuntimeError(
-                f"{NOT_IN_A_CAPTURE[library]}: its first call on this GPU is in the capture of a CUDA graph; call it "
-                "once before"
-            )
-        self._opened.add(library)
-
-    def drop_workspaces(self) -> None:
-        """Give them back, until they are needed again."""
-        entries, self._workspaces = self._workspaces, {}
-        for entry in entries.values():
-            if entry is not None:
-                self.give_back(entry)
 
     def use(self, sizes: Sequence[int]) -> None:
         """A kernel has this memory while it runs, bytes each. Raises ``torch.OutOfMemoryError``."""

@@ -31,6 +31,6 @@ def need(memory: DeviceMemory, host: Host, library: str, scratch: Sequence[int])
     """Allocate it. Raises ``torch.OutOfMemoryError``."""
     mine = memory.of(host)
     if library:
-        mine.provide(library)
+        mine.workspaces.provide(mine, library)
     if scratch:
         mine.use(scratch)

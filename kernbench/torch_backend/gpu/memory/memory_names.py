@@ -43,7 +43,7 @@ def empty_cache() -> None:
 def clear_workspaces() -> None:
     """Give back the workspaces of cuBLAS and cuBLASLt on all GPUs, to the allocator."""
     for memory in _all():
-        memory.drop_workspaces()
+        memory.workspaces.drop(memory)
 
 
 def _all() -> list[ProcessMemory]:
