@@ -336,5 +336,7 @@ def refused_kernel(out_ptr, TEXT: tl.constexpr):
     ids=["register", "instruction", "label"],
 )
 def test_what_is_not_supported_names_kernel_and_line(text: str, what: str):
-    with pytest.raises(NotImplementedError, match=rf"kernel refused_kernel: .*{what}[^$]*at \S*test_inline_assembly.py:\d+"):
+    with pytest.raises(
+        NotImplementedError, match=rf"kernel refused_kernel: .*{what}[^$]*at \S*test_inline_assembly.py:\d+"
+    ):
         refused_kernel[(1,)](torch.zeros(4, dtype=torch.int32), TEXT=text)
