@@ -20,9 +20,10 @@ from .counts import Counts, TensorTraffic
 from .frontend.program import OpInfo, Program
 from .lanes import Lanes
 from .memory import AllocationMap, Checks, HostAllocation, allocation_of, find_live, registry
+from .ops.registry import UnsupportedOpError
 from .shares import Shares
 from .signals import MOST_BYTES, WORD, Party, may_signal
-from .values import Affine, Ptr, dense_int, exact_bounds, from_lane_array, host_descriptor, wrap
+from .values import Affine, Desc, Ptr, dense_int, exact_bounds, from_lane_array, host_descriptor, wrap
 
 _KEPT_PRODUCTS = 64
 _NULL = HostAllocation(torch.empty(0), "null pointer")
@@ -157,7 +158,7 @@ class Binding:
                 env[slot] = Ptr(i, 0)
             elif ty.elem == "desc":
                 self.roots[i] = [self._root(v.base, i, r) for r, v in enumerate(values)]
-                env[slot] = host_descriptor(values[0], i, ty.pointee)
+                env[slot] = self._descriptor([host_descriptor(v, i, ty.pointee) for v in values])
             elif ty.is_int:
                 ints = [bool(v) if ty.elem == "i1" else wrap(int(v), ty.bits) for v in values]
                 if i in keyed:
@@ -176,6 +177,16 @@ class Binding:
                     lane_args.append((slot, floats))
                 env[slot] = floats[0]
         return env, tuple(key), lane_args
+
+    def _descriptor(self, of_ranks: Sequence[Desc]) -> Desc:
+        """The descriptor of all ranks: shapes and strides are arguments of their own, the rest is one for all of them."""
+        first = of_ranks[0]
+        if len({(d.block, repr(d.padding), d.tf32) for d in of_ranks}) > 1:
+            raise UnsupportedOpError(
+                f"kernel {self.program.name}: ranks that launch it together give tensor descriptors of other block shapes, "
+                "padding or round_f32_to_tf32: give all of them the same"
+            )
+        return first
 
     def _root(self, value: Any, arg: int, rank: int) -> tuple[HostAllocation, int]:
         if isinstance(value, Tensor):

@@ -224,4 +224,5 @@ def _join_descriptors(values: list[Any], axis: int, lanes: list[tuple[int, ...]]
         first.block,
         first.elem,
         first.padding,
+        first.tf32,
     )

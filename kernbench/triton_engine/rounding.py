@@ -102,6 +102,13 @@ def fused(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
     return narrowed(torch.from_numpy(total), x.dtype)
 
 
+def to_tf32(x: Tensor) -> Tensor:
+    """float32 with a mantissa of 10 bits, ties to even: what a tensor map of type ``TFLOAT32`` reads."""
+    bits = x.contiguous().view(torch.int32)
+    nearest = (bits + (bits >> 13 & 1) + 0xFFF) & ~0x1FFF
+    return torch.where(x.isfinite(), nearest.view(torch.float32), x)
+
+
 def narrowed(x: Tensor, dtype: torch.dtype) -> Tensor:
     """fp64 as a narrower type, rounded once to nearest: torch goes from fp64 to 16 bits by fp32."""
     return (torch.from_numpy(to_odd(x.numpy())) if dtype.itemsize < 4 else x).to(dtype)

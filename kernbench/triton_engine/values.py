@@ -89,7 +89,7 @@ class Box:
 class Desc:
     """A tensor descriptor: base pointer, shape and element strides (ints or rank-0 :class:`Affine`), block shape.
 
-    ``padding`` is the value read outside of the bounds: 0.0 or NaN.
+    ``padding`` is the value read outside of the bounds: 0.0 or NaN. ``tf32``: what is read is rounded to TF32.
     """
 
     base: Ptr
@@ -98,6 +98,7 @@ class Desc:
     block: tuple[int, ...]
     elem: str
     padding: float = 0.0
+    tf32: bool = False
 
     def map(self, change: Callable[[Any], Any]) -> Desc:
         """The descriptor with ``change`` applied to what may differ between lanes."""
@@ -123,10 +124,16 @@ class Late:
 Value: TypeAlias = "int | float | bool | Affine | Ptr | Box | Desc | Late | torch.Tensor | None"
 
 
+def way_of_reading(value: object) -> tuple[str, bool]:
+    """How a ``TensorDescriptor`` reads: its padding, and whether it rounds to TF32. One compiled kernel serves all ways."""
+    return str(getattr(value, "padding", "zero")), bool(getattr(value, "round_f32_to_tf32", False))
+
+
 def host_descriptor(value: Any, argument: int, elem: str) -> Desc:
     """The descriptor that ``triton.tools.tensor_descriptor.TensorDescriptor`` is, given as a kernel argument."""
-    padding = math.nan if str(getattr(value, "padding", "zero")) == "nan" else 0.0
-    return Desc(Ptr(argument, 0), list(value.shape), list(value.strides), tuple(value.block_shape), elem, padding)
+    padded, tf32 = way_of_reading(value)
+    padding = math.nan if padded == "nan" else 0.0
+    return Desc(Ptr(argument, 0), list(value.shape), list(value.strides), tuple(value.block_shape), elem, padding, tf32)
 
 
 def wrap(value: int, bits: int) -> int:

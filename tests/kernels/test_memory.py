@@ -200,6 +200,38 @@ def test_host_descriptors_clip_at_the_edges(shape, dtype):
     assert (out[shape[0] :] == 0).all()
 
 
+def _to_tf32(x: torch.Tensor) -> torch.Tensor:
+    """By arithmetic: the multiple of the last of 10 bits that is nearest, an even one where two are."""
+    exact = x.double()
+    step = torch.exp2(exact.abs().log2().floor() - 10)
+    return torch.where(x.isfinite() & (x != 0), (exact / step).round() * step, exact).float()
+
+
+@triton.jit
+def gather_kernel(source, out_ptr, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    tl.store(out_ptr + i[:, None] * BLOCK + i[None, :], source.gather(i, 0))
+
+
+def test_a_host_descriptor_that_rounds_to_tf32():
+    """One compiled kernel reads rounded and unrounded numbers, as its descriptor says."""
+    x = torch.randn(16, 16) * torch.exp2(torch.randint(-30, 30, (16, 16)).float())
+    x.view(torch.int32)[0, 4:8] = torch.tensor(
+        [0x3F801000, 0x3F803000, -0x407FF001, -0x407F9000]
+    )  # ties, and their neighbours
+    x[0, :4] = torch.tensor([torch.inf, -torch.inf, torch.nan, 0.0])
+    expected = _to_tf32(x)
+    assert not torch.equal(expected.nan_to_num(), x.nan_to_num())
+    for rounds in (True, False, True):
+        out = torch.zeros(16, 16)
+        source = TensorDescriptor.from_tensor(x, [16, 16], round_f32_to_tf32=rounds)
+        descriptor_copy_kernel[(1, 1)](source, TensorDescriptor.from_tensor(out, [16, 16]), BLOCK_M=16, BLOCK_N=16)
+        torch.testing.assert_close(out, (expected if rounds else x) * 2, rtol=0, atol=0, equal_nan=True)
+        source = TensorDescriptor.from_tensor(x, [1, 16], round_f32_to_tf32=rounds)
+        gather_kernel[(1,)](source, out, BLOCK=16)
+        torch.testing.assert_close(out, expected if rounds else x, rtol=0, atol=0, equal_nan=True)
+
+
 @triton.jit
 def chosen_descriptor_kernel(a_ptr, b_ptr, out_ptr, which, M, N, BLOCK: tl.constexpr, PER_PROGRAM: tl.constexpr):
     a = tl.make_tensor_descriptor(a_ptr, shape=[M, M], strides=[M, 1], block_shape=[BLOCK, BLOCK])

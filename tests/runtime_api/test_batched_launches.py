@@ -152,3 +152,26 @@ def test_a_tensor_that_is_given_twice_is_one_without_data() -> None:
             ctx.multiprocessing.spawn(worker, nprocs=2)
             found.append([(op.duration, op.nbytes) for op in ctx.engine.op_log.operations if op.kind == "kernel"])
     assert found[0] == found[1]
+
+
+@triton.jit
+def described_copy_kernel(source, target):
+    target.store([0, 0], source.load([0, 0]))
+
+
+def test_a_descriptor_reads_in_its_ranks_own_way() -> None:
+    """One compiled kernel serves descriptors that round and those that do not."""
+    descriptor = pytest.importorskip("triton.tools.tensor_descriptor").TensorDescriptor.from_tensor
+
+    found = {}
+
+    def worker(rank: int) -> None:
+        torch.cuda.set_device(rank)
+        x, out = torch.full((16, 16), 1 + 2**-13, device="cuda"), torch.zeros(16, 16, device="cuda")
+        source = descriptor(x, [16, 16], round_f32_to_tf32=rank == 1)
+        described_copy_kernel[(1,)](source, descriptor(out, [16, 16]))
+        found[rank] = out[3, 3].item()
+
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=3)
+    assert found == {0: 1 + 2**-13, 1: 1.0, 2: 1 + 2**-13}

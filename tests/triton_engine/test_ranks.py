@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
+import triton
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernbench.errors import DeadlockError, MemoryAccessError
 from kernbench.triton_engine import Execution, execute
@@ -102,3 +104,21 @@ def test_pointers_of_several_arguments_meet_in_a_batch(collected):
     execute(collected.launches)
     for rank, (a, b, out) in enumerate(tensors):
         assert torch.equal(out, torch.stack([a if rank % 2 else b, a, b]))
+
+
+@triton.jit
+def described_copy_kernel(source, target):
+    target.store([0, 0], source.load([0, 0]))
+
+
+@pytest.mark.parametrize("other", [{"padding": "nan"}, {"round_f32_to_tf32": True}], ids=["padding", "rounding"])
+def test_descriptors_of_ranks_that_read_differently_are_refused(collected, other):
+    """The compiled kernel is the same for both, and one rank's way of reading is not the other's."""
+    x, out = torch.randn(8, 8), torch.zeros(16, 16)
+    for how in ({}, other):
+        source, target = TensorDescriptor.from_tensor(x, [16, 16], **how), TensorDescriptor.from_tensor(out, [16, 16])
+        described_copy_kernel[(1,)](source, target)
+    with pytest.raises(
+        NotImplementedError, match=r"kernel described_copy_kernel: ranks .* padding or round_f32_to_tf32"
+    ):
+        execute(collected.launches)

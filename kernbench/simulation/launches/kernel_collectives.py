@@ -11,7 +11,7 @@ peer has still to read. Signal words are kept from call to call, as on hardware.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from types import ModuleType
@@ -25,6 +25,7 @@ from kernbench.errors import ConfigError, DeadlockError
 from kernbench.triton_engine.launching import set_launch_sink
 from kernbench.triton_engine.machine import Execution, Launch
 from kernbench.triton_engine.memory import AllocationMap, RegisteredAllocations, write_epoch
+from kernbench.triton_engine.values import way_of_reading
 
 EPOCHS = 2
 """How much ``epoch`` grows from call to call: a kernel may meet its peers that often."""
@@ -141,9 +142,9 @@ def run_together(launches: Sequence[Launch], memory: AllocationMap) -> None:
     Raises:
         DeadlockError: no rank can go on, and nothing has been written since they looked.
     """
-    alike: dict[tuple[int, tuple[int, int, int]], list[Launch]] = {}
+    alike: dict[Hashable, list[Launch]] = {}
     for launch in launches:
-        alike.setdefault((id(launch.program), launch.grid), []).append(launch)
+        alike.setdefault((id(launch.program), launch.grid, tuple(map(way_of_reading, launch.args))), []).append(launch)
     running = [Execution(batch, memory) for batch in alike.values()]
     fruitless = 0
     while running:

@@ -49,6 +49,7 @@ from kernbench.triton_engine.machine import Execution, Launch
 from kernbench.triton_engine.memory import HostAllocation, MulticastRanges, find_all, registry, write_epoch
 from kernbench.triton_engine.reuse import Look, look_at
 from kernbench.triton_engine.signals import Party, Words
+from kernbench.triton_engine.values import way_of_reading
 
 _MOST_YIELDS = 1000
 """Turns in a row that a kernel may give way without anything changing, before it counts as waiting for another writer."""
@@ -320,7 +321,7 @@ def _key(arg: object) -> Hashable:
         return torch.Tensor
     if isinstance(arg, int | float | bool):
         return type(arg), repr(arg)
-    return id(arg) if tensor_of(arg) is None else (type(arg), str(getattr(arg, "padding", "")))
+    return id(arg) if tensor_of(arg) is None else (type(arg), way_of_reading(arg))
 
 
 _SAMPLED_PROGRAMS = 2

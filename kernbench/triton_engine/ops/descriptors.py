@@ -17,6 +17,7 @@ from kernbench.triton_engine.affine import aff_add, aff_scale
 from kernbench.triton_engine.batch import Batch
 from kernbench.triton_engine.frontend.program import OpInfo
 from kernbench.triton_engine.frontend.types import Ty
+from kernbench.triton_engine.rounding import to_tf32
 from kernbench.triton_engine.values import (
     Affine,
     Box,
@@ -202,6 +203,8 @@ def _load(info: OpInfo) -> Callable[..., Value]:
         value = access.load(batch, info, p, inner, dtype, mask, fill)
         if value is None:
             return fill
+        if d.tf32:
+            value = to_tf32(value)
         return (
             value.reshape(value.shape[: len(batch.lanes)] + _keep_ones(value.shape[len(batch.lanes) :], inner, tile))
             if reshaped
@@ -304,8 +307,10 @@ def _gather(info: OpInfo) -> Callable[..., Value]:
 
     def run(batch: Batch, d: Desc, rows: object, column: object) -> Value:
         p, mask = _rows(batch, d, rows, row_ty, column, ty.shape, ty.itemsize)
-        value = access.load(batch, info, p, ty.shape, ty.dtype, mask, 0 if ty.is_int else d.padding)
-        return (0 if ty.is_int else d.padding) if value is None else value
+        value = access.load(batch, info, p, ty.shape, ty.dtype, mask, _fill(d, ty.is_int))
+        if value is None:
+            return _fill(d, ty.is_int)
+        return to_tf32(value) if d.tf32 else value
 
     return run
 

@@ -112,6 +112,11 @@ def _select_descriptors(info: OpInfo) -> Callable[..., Value]:
                 f"kernel {info.kernel}: one of two tensor descriptors, chosen program by program, pads with zeros and the "
                 f"other with NaN: give both the same padding_option\n  at {info.loc}"
             )
+        if x.tf32 != y.tf32:
+            raise UnsupportedOpError(
+                f"kernel {info.kernel}: one of two tensor descriptors, chosen program by program, rounds to TF32 and the other "
+                f"does not: give both the same round_f32_to_tf32\n  at {info.loc}"
+            )
         return replace(
             x,
             base=pointers(batch, c, x.base, y.base),  # type: ignore[arg-type]
