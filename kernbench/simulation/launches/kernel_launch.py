@@ -19,9 +19,9 @@ from kernbench.cost.peer_access import peer_share
 from kernbench.cost.work import Cost, StatedWork, over_links
 from kernbench.errors import DeadlockError, KernbenchError
 from kernbench.scheduler import RankScheduler
-from kernbench.sim_engine import Condition, DataExecutor, GraphEngine, MemoryStore, Operation
+from kernbench.sim_engine import Condition, DataExecutor, GraphEngine, Operation
 from kernbench.sim_engine.data_executor import Deferred, Finished, Running
-from kernbench.sim_engine.memory_store import Allocation as Placed
+from kernbench.simulation.launches.kernel_memory import KernelMemory
 from kernbench.simulation.launches.kernel_tensors import (
     given_tensor,
     maps_nothing,
@@ -35,7 +35,6 @@ from kernbench.simulation.launches.streams import Streams
 from kernbench.simulation.memory.reserved import reserved_zeros
 from kernbench.simulation.memory.storages import Block
 from kernbench.simulation.memory.tensor_queries import plain, storage_of, tells_of_looks
-from kernbench.simulation.order.kernel_order import KernelOrder
 from kernbench.simulation.order.shadow_memory import link
 from kernbench.simulation.ranks.graph_capture import GraphCapture
 from kernbench.simulation.ranks.hosts import Host, Hosts
@@ -46,17 +45,13 @@ from kernbench.triton_engine.counts import Counts
 from kernbench.triton_engine.duration import estimate
 from kernbench.triton_engine.launching import executed, is_profiled, run_alone, scaled_counts
 from kernbench.triton_engine.machine import Execution, Launch
-from kernbench.triton_engine.memory import HostAllocation, MulticastRanges, find_all, registry, write_epoch
+from kernbench.triton_engine.memory import find_all, registry, write_epoch
 from kernbench.triton_engine.reuse import Look, look_at
-from kernbench.triton_engine.signals import Party, Words
+from kernbench.triton_engine.signals import Party
 from kernbench.triton_engine.values import way_of_reading
 
 _MOST_YIELDS = 1000
 """Turns in a row that a kernel may give way without anything changing, before it counts as waiting for another writer."""
-
-
-_MOST_SIGNAL_BYTES = 1 << 16
-"""Allocations of at most this many bytes may be signals or progress counters that a program keeps in plain tensors."""
 
 
 _ADDRESS_BYTES = 8
@@ -64,51 +59,6 @@ _ADDRESS_BYTES = 8
 
 class SiblingFailedError(KernbenchError):
     """The launch ran as one batch with another rank's, which failed: its values are incomplete."""
-
-
-class KernelMemory:
-    """Finds what a kernel's pointers point to: the simulation's tensors, by their address in this process.
-
-    Attributes:
-        multicast: the ranges of addresses that stand for several buffers.
-        signals: whether the program may signal through memory, so that small allocations remember who wrote their words.
-    """
-
-    def __init__(self, memory: MemoryStore, hosts: Hosts) -> None:
-        self._memory = memory
-        self._hosts = hosts
-        self.multicast = MulticastRanges()
-        self.signals = False
-
-    def find(self, address: int) -> HostAllocation | None:
-        """The live allocation that contains ``address``, if any."""
-        found = self._memory.find_host(address)
-        if found is None or found.backing is None:
-            return None
-        allocation = HostAllocation(torch.from_numpy(found.backing), found.name, found.rank)
-        allocation.words = self._words_of(found)
-        return allocation
-
-    def words(self, address: int) -> Words | None:
-        """Who wrote what lies at ``address`` last, if ranks meet there."""
-        found = self._memory.find_host(address)
-        return None if found is None else self._words_of(found)
-
-    def _words_of(self, found: Placed) -> Words | None:
-        if found.words is None and self.signals and found.nbytes <= _MOST_SIGNAL_BYTES:
-            found.words = Words(found.sip)
-        words: Words | None = found.words
-        return words
-
-    def checks(self, execution: Execution) -> KernelOrder | None:
-        """Tells the order of events what programs do, where it has a listener."""
-        if self._hosts.order is None or all(launch.moment is None for launch in execution.launches):
-            return None
-        return KernelOrder(execution, self._hosts, self._memory)
-
-    def multicast_range(self, address: int) -> tuple[int, tuple[int, ...], int] | None:
-        """Of a multicast address: where its range starts, the buffers it stands for, and their bytes."""
-        return self.multicast.bases_of(address)
 
 
 def is_kernel(kernel: object) -> bool:
