@@ -366,6 +366,9 @@ def see_devices(patches: Patches, simulation: Simulation) -> None:
         backend_classes.install(patches, backends=("nccl",))
 
 
+_HELPERS = "torch.testing._internal.distributed"
+"""Where torch's helpers of its tests keep lists and counts, each process its own."""
+
 _PATCHED = ("torch.distributed.fsdp.",)
 """Where torch's tests replace methods, each process its own."""
 
@@ -427,7 +430,7 @@ def _run_processes(run: RunRanks, case: Any) -> None:
     ended = 0
     try:
         if case.processes:
-            run(body, len(case.processes), (cls.__module__,))
+            run(body, len(case.processes), (cls.__module__, _HELPERS))
     except SpawnException as error:
         if not all(isinstance(cause, SystemExit) for cause in error.errors.values()):
             raise
@@ -454,7 +457,7 @@ def _run_workers(run: RunRanks, case: Any) -> None:
         own: Any = own_class(cls, rank)
         own._worker_loop(rank, cls.world_size, cls.rdvz_file, tasks, cls.completion_queues[rank])
 
-    run(body, cls.world_size, (cls.__module__,))
+    run(body, cls.world_size, (cls.__module__, _HELPERS))
     type(case).poison_pill = False
 
 
