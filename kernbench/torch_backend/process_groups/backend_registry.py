@@ -1,7 +1,7 @@
 """What ``torch.distributed.Backend`` knows of backends: those that a rank registers are its own, as in a process of its own.
 
 A backend is made by a function of the rank that has registered it; with one table for all, the rank that registers last would
-have made everybody's groups.
+have made the groups of all.
 """
 
 from __future__ import annotations
