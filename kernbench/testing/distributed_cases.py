@@ -82,22 +82,23 @@ RELIES_ON = (
 )  # fmt: skip
 
 
-def _nothing() -> None:
-    """What a worker does by itself: it is given tests."""
-
-
 class SimulatedProcess:
     """What a test case keeps of a process that it has started: a rank that will run when the test waits for it.
 
     Attributes:
-        run: what it does.
+        args, kwargs: what it is given.
     """
 
-    def __init__(self, rank: int, run: Callable[[], object] = _nothing):
+    def __init__(self, rank: int) -> None:
         self.name = f"process {rank}"
         self.pid = pid_of(rank)
         self.exitcode: int | None = None
-        self.run = run
+        self.args: tuple[Any, ...] = ()
+        self.kwargs: dict[str, Any] = {}
+
+    def takes(self, *args: Any, **kwargs: Any) -> None:
+        """Keep what it is given."""
+        self.args, self.kwargs = args, kwargs
 
     def is_alive(self) -> bool:
         """False: the caller is not a rank, and ranks have ended then."""
@@ -366,6 +367,9 @@ def see_devices(patches: Patches, simulation: Simulation) -> None:
         backend_classes.install(patches, backends=("nccl",))
 
 
+_HELPERS = "torch.testing._internal.distributed"
+"""Where torch's helpers of its tests keep lists and counts, each process its own."""
+
 _PATCHED = ("torch.distributed.fsdp.",)
 """Where torch's tests replace methods, each process its own."""
 
@@ -389,20 +393,15 @@ def _sets_up_cuda_class(cls: Any) -> None:
 
 
 def _starts_processes(case: Any, proc: Callable[..., Any]) -> None:
-    """``proc`` makes a process that is not started: what that does, with what tests have it given besides, its rank does."""
-    cls, case.processes = type(case), []
+    """``proc`` makes a process, which is not started: what it would be given, with what tests add to that, its rank is."""
+    case.processes = []
     for rank in range(int(case.world_size)):
-
-        def target(*args: object, rank: int = rank, **kwargs: object) -> None:
-            own: Any = own_class(cls, rank)
-            own._run(*args, **kwargs)
-
+        process = SimulatedProcess(rank)
         ours, theirs = PipeEnd.pair()
-        given = proc(
-            target=target, name=f"process {rank}", args=(rank, case._current_test_name(), case.file_name, theirs),
+        proc(
+            target=process.takes, name=process.name, args=(rank, case._current_test_name(), case.file_name, theirs),
             kwargs={"fake_pg": getattr(case, "fake_pg", False)},
-        )  # fmt: skip
-        process = SimulatedProcess(rank, given.run)
+        ).run()  # fmt: skip
         case.pid_to_pipe[process.pid] = ours
         case.processes.append(process)
 
@@ -413,9 +412,9 @@ def _run_processes(run: RunRanks, case: Any) -> None:
     exits: dict[int, int] = {}
 
     def body(rank: int) -> None:
-        _begin_on_the_first_gpu()
+        process = case.processes[rank]
         try:
-            case.processes[rank].run()
+            own_class(cls, rank)._run(*process.args, **process.kwargs)  # type: ignore[attr-defined]
         except SystemExit as exit_:
             code = exit_.code
             if code is None:
@@ -427,7 +426,7 @@ def _run_processes(run: RunRanks, case: Any) -> None:
     ended = 0
     try:
         if case.processes:
-            run(body, len(case.processes), (cls.__module__,))
+            run(body, len(case.processes), (cls.__module__, _HELPERS))
     except SpawnException as error:
         if not all(isinstance(cause, SystemExit) for cause in error.errors.values()):
             raise
@@ -450,18 +449,11 @@ def _run_workers(run: RunRanks, case: Any) -> None:
     def body(rank: int) -> None:
         tasks = cls.task_queues[rank]
         tasks.put(None)
-        _begin_on_the_first_gpu()
         own: Any = own_class(cls, rank)
         own._worker_loop(rank, cls.world_size, cls.rdvz_file, tasks, cls.completion_queues[rank])
 
-    run(body, cls.world_size, (cls.__module__,))
+    run(body, cls.world_size, (cls.__module__, _HELPERS))
     type(case).poison_pill = False
-
-
-def _begin_on_the_first_gpu() -> None:
-    """CUDA's current device is each process's, and each thread's, own, and the first one until that says otherwise."""
-    device = bound_devices().mine()
-    device.host.drive(device.sip(0))
 
 
 def _starts_threads(case: Any) -> None:
@@ -469,11 +461,15 @@ def _starts_threads(case: Any) -> None:
 
 
 def _run_threads(run: RunRanks, body: Callable[[int], None], count: int) -> list[tuple[int, object]]:
-    """Run ``body`` on ranks that stand for threads; what they raised, as ``_check_return_codes`` takes it."""
+    """Run ``body`` on ranks that stand for threads; what they raised, as ``_check_return_codes`` takes it.
+
+    CUDA's current device is each thread's own, and the first one until the thread says otherwise.
+    """
     failed: list[tuple[int, Any]] = []
 
     def noting(rank: int) -> None:
-        _begin_on_the_first_gpu()
+        device = bound_devices().mine()
+        device.host.drive(device.sip(0))
         try:
             body(rank)
         except (unittest.SkipTest, SystemExit) as outcome:

@@ -44,6 +44,7 @@ from kernbench.torch_backend.gpu.names import (
 )
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.process_groups import backend_classes, group_class, reducers, stores
+from kernbench.torch_backend.process_groups.absent_calls import ABSENT_FUNCTIONS
 from kernbench.torch_backend.process_groups.futures import Futures
 from kernbench.torch_backend.process_groups.group import GroupMadeDirectly, SimProcessGroup
 from kernbench.torch_backend.process_groups.making import DEFAULT_TIMEOUTS, GroupMaker, make_helper
@@ -204,6 +205,8 @@ class ReplacedNames:
         if hasattr(c10d, _RECORDS):
             names.set(c10d, _RECORDS, _records_nothing)
         stores.install(names)
+        for name, refusal in ABSENT_FUNCTIONS.items():
+            names.add(torch._C._distributed_c10d, name, refusal)
         for module in (c10d, torch.distributed.constants):
             names.set(module, "default_pg_nccl_timeout", timedelta(minutes=10))
         ddp: Any = torch.nn.parallel.DistributedDataParallel

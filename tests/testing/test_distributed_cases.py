@@ -22,6 +22,7 @@ from torch.testing._internal.common_distributed import (
     skip_if_lt_x_gpu, spawn_threads_and_init_comms,
 )
 from torch.testing._internal.common_utils import TestCase
+from torch.testing._internal.distributed._shard.sharded_tensor._test_st_common import PLACEMENTS
 
 SEEN = []  # a process's own
 AT_IMPORT = torch.version.cuda, torch.cuda.get_arch_list(), torch.cuda.get_device_capability()
@@ -50,6 +51,11 @@ class Processes(MultiProcessTestCase):
         dist.init_process_group("gloo", init_method=f"file://{self.file_name}", rank=self.rank, world_size=3)
         with SimpleProfiler.profile(SimpleProfiler.Type.ALLGATHER):
             dist.barrier()
+
+    def test_lists_of_helpers(self):
+        PLACEMENTS.append(self.rank)
+        self.assertEqual(PLACEMENTS[-1], self.rank)
+        self.assertEqual(len(PLACEMENTS), 5)
 
     def test_one_fails(self):
         dist.init_process_group("gloo", init_method=f"file://{self.file_name}", rank=self.rank, world_size=3)
@@ -145,8 +151,6 @@ class Continuous(MultiProcContinuousTest):
 
     def test_one(self):
         type(self).mine = self.rank
-        self.assertEqual(torch.cuda.current_device(), 0)
-        torch.cuda.set_device(self.rank)
         objects = [None, None]
         dist.all_gather_object(objects, type(self).mine)
         self.assertEqual(objects, [0, 1])
@@ -209,7 +213,7 @@ class Alone(TestCase):
 def test_every_base_class(pytester: pytest.Pytester, run_pytest: Callable[..., pytest.RunResult]) -> None:
     pytester.makepyfile(CASES)
     result = run_pytest("--kernbench-distributed", "dgx_h100", "-q", "-rf", "--tb=short")
-    result.assert_outcomes(passed=15, failed=1, skipped=1)
+    result.assert_outcomes(passed=16, failed=1, skipped=1)
     result.stdout.fnmatch_lines(["*Process 1 exited with error code 10*", "FAILED*Processes::test_one_fails*"])
 
 

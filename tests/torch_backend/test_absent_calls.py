@@ -59,6 +59,8 @@ def test_what_is_not_modelled_is_refused_in_words() -> None:
             group._register_on_completion_hook(print)  # type: ignore[attr-defined]
         with pytest.raises(NotImplementedError, match="shrink is not modelled: make a new group"):
             group._get_backend(torch.device("cuda")).shrink([1])
+        with pytest.raises(NotImplementedError, match="kernbench run --flight-recorder"):
+            torch._C._distributed_c10d._dump_nccl_trace()  # type: ignore[attr-defined]
         group._enable_collectives_timing()  # type: ignore[attr-defined]
         x = torch.ones(2, device="cuda")
         work = dist.all_reduce(x, async_op=True)

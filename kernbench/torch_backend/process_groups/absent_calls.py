@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NoReturn
 
 
@@ -12,6 +13,14 @@ def _refusing(name: str, instead: str) -> Callable[..., NoReturn]:
 
     refuse.__name__ = name
     return refuse
+
+
+_RECORDS = "what each rank called last is written by `kernbench run --flight-recorder FOLDER`"
+
+ABSENT_FUNCTIONS = {
+    name: partial(_refusing(name, _RECORDS), None) for name in ("_dump_nccl_trace", "_dump_nccl_trace_json")
+}
+"""Of ``torch._C._distributed_c10d``, in builds with NCCL."""
 
 
 class AbsentInGroups:

@@ -41,7 +41,7 @@ class _TableOfRanks(ChainMap[str, Any]):
         self._stock = ChainMap({key: value}, self._stock)
 
 
-class _BackendNames(UserList[str]):
+class _BackendsOfRanks(UserList[str]):
     """The list of names, of the current rank."""
 
     def __init__(self, stock: list[str], shared: bool) -> None:
@@ -60,7 +60,7 @@ def install(patches: Patches, *, shared: bool) -> Callable[[], None]:
         shared: whether ranks stand for threads of one process.
     """
     backends: Any = dist.Backend  # torch warns of one that is not in both
-    patches.set(backends, _LIST, _BackendNames([*backends.backend_list, "kernbench"], shared))
+    patches.set(backends, _LIST, _BackendsOfRanks([*backends.backend_list, "kernbench"], shared))
     for name in _TABLES:
         table = _TableOfRanks(getattr(backends, name), shared)
         if name == "backend_capability":

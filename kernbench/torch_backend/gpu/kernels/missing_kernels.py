@@ -28,6 +28,10 @@ RELIES_ON = (
         for back in ("", "_backward")
     ),
     Reliance("torch.ops.aten.native_batch_norm_backward.default._op", "gradient, input and weight come first"),
+    *(
+        Reliance(f"torch.ops.aten.{name}.default._op", "weight, indices and offsets come first, results and numbers of bags")
+        for name in ("_embedding_bag", "_embedding_bag_forward_only")
+    ),
 )  # fmt: skip
 
 
@@ -76,6 +80,26 @@ def _batch_norm_backward(call: Any) -> Any:
     return compute
 
 
+def _bags_from_the_first(call: Any) -> Any:
+    """Bags of embeddings begin with the first index on a GPU, whatever ``offsets[0]`` says, at which a CPU stops.
+
+    Gradients go by the numbers of bags, which a CPU leaves out where it can have them from the offsets.
+    """
+
+    def compute(weight: torch.Tensor, indices: torch.Tensor, offsets: torch.Tensor, *rest: Any, **kwargs: Any) -> Any:
+        if not len(offsets) or not int(offsets[0]):
+            return call(weight, indices, offsets, *rest, **kwargs)
+        offsets = offsets.clone()
+        offsets[0] = 0
+        found, bags, *others = call(weight, indices, offsets, *rest, **kwargs)
+        if not len(bags):
+            places = torch.arange(len(indices), dtype=offsets.dtype)
+            bags = torch.searchsorted(offsets, places, right=True) - 1
+        return found, bags.to(offsets.dtype), *others
+
+    return compute
+
+
 def _narrow(call: Any) -> Any:
     """What a GPU computes in 16 bits and a CPU may not: in 32, and rounded."""
 
@@ -112,6 +136,10 @@ _KERNELS: dict[str, object] = {
         func.name(): _narrow(func._op)
         for name in _IMAGES.split()
         for func in (getattr(_aten, name).default, getattr(_aten, f"{name}_backward").default)
+    },
+    **{
+        func.name(): _bags_from_the_first(func._op)
+        for func in (_aten._embedding_bag.default, _aten._embedding_bag_forward_only.default)
     },
     "aten::histc": _histc,
     "aten::trace": _trace,
