@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -24,7 +23,7 @@ from kernbench.simulation.memory.storages import Block
 from kernbench.simulation.ranks.locations import user_location
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.values.capture_rollback import keep
-from kernbench.simulation.values.collective_cells import Cells, wholes
+from kernbench.simulation.values.collective_cells import wholes
 from kernbench.simulation.values.collective_values import note_copies
 from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.gpu.device.software_versions import NCCL
@@ -36,17 +35,16 @@ from kernbench.torch_backend.process_groups.arguments import (
     SumOfMultiples,
     Tensors,
     in_memory,
-    is_channels_last,
     memory_of_message,
     one_tensor,
     parts_of,
-    require_contiguous,
     root_of,
     timeout_of,
 )
 from kernbench.torch_backend.process_groups.backend_options import BackendOptions, BackendStandIn
 from kernbench.torch_backend.process_groups.futures import Futures
 from kernbench.torch_backend.process_groups.group_class import STOCK
+from kernbench.torch_backend.process_groups.places_of_tensors import is_reordered, require_gpu
 from kernbench.torch_backend.process_groups.work import Work
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -62,10 +60,7 @@ _NOT_LOOKED_FOR = "TORCH_NCCL_NAN_CHECK is set: what collectives are given is no
 RELIES_ON = (
     Reliance("torch.distributed.ProcessGroup", "C++ calls the methods of a Python class that derives from it", subclassed=True,
              has=("allreduce", "broadcast", "barrier", "name", "rank", "size")),
-    Reliance("sys._getframe", "the frames of the thread that runs, innermost first"),
     Reliance("torch.distributed.get_debug_level", "DETAIL asks for checks at once"),
-    Reliance("torch.distributed.distributed_c10d", "what a program calls, and the reducer does not, is in this module",
-             has=("all_reduce", "broadcast", "all_gather_into_tensor", "reduce_scatter_tensor")),
 )  # fmt: skip
 
 
@@ -330,7 +325,7 @@ class PostingGroup(AbsentInGroups, STOCK):
             if tensor.is_sparse:
                 raise ValueError(f"{op}: sparse tensors are supported by all_reduce only")
         moved = outputs
-        if block is not None and self.backend_name != "gloo" and self._is_reordered(op, inputs, outputs):
+        if block is not None and self.backend_name != "gloo" and is_reordered(op, inputs, outputs):
             given, same = given or inputs, inputs is outputs
             inputs = in_memory(inputs)
             moved = inputs if same else in_memory(outputs)
@@ -358,7 +353,7 @@ class PostingGroup(AbsentInGroups, STOCK):
             on_gpus < len(held) and self.backend_name == "nccl" and host.uses_gpu and host.phase % PHASES != BACKWARD
             and self._device.collective_memory is None  # given by the program, and no results of a functional collective
         ):  # fmt: skip
-            _require_gpu(op, held, on_gpus)
+            require_gpu(op, held, on_gpus)
         graph = host.capture
         if graph is not None:
             keep(host, wholes(outputs))
@@ -375,14 +370,6 @@ class PostingGroup(AbsentInGroups, STOCK):
         if self._checks_at_once and self._coalescing is None:
             work.wait()  # as torch's wrapper, which meets the others before it calls the collective
         return work
-
-    @staticmethod
-    def _is_reordered(op: str, inputs: Tensors, outputs: Tensors) -> bool:
-        """Whether the memory of a tensor has another order than its elements. Raises ValueError of what NCCL does not take."""
-        kept = _copied(op, inputs, outputs)
-        if not kept:
-            return require_contiguous(op, (*wholes(inputs), *wholes(outputs)))
-        return require_contiguous(op, inputs if kept is outputs else outputs) or any(map(is_channels_last, kept))
 
     def _signature(
         self, library: Library, op: str, shape: tuple[int, ...] | None, dtype: torch.dtype | None,
@@ -548,33 +535,3 @@ class PostingGroup(AbsentInGroups, STOCK):
     def _end_coalescing(self, device: torch.device) -> Work:
         works, self._coalescing = self._coalescing or [], None
         return self._joined(works)
-
-
-def _copied(op: str, inputs: Tensors, outputs: Tensors) -> Tensors:
-    """Those tensors of a call that the library is not given, because torch copies lists of all_gather's results, and of
-    reduce_scatter's parts, to one tensor, and back."""
-    if op == "all_gather" and len(inputs) == 1 and type(outputs) is not Cells:
-        return outputs
-    if op == "reduce_scatter" and len(outputs) == 1 and type(inputs) is not Cells:
-        return inputs
-    return ()
-
-
-def _require_gpu(op: str, tensors: Sequence[torch.Tensor], on_gpus: int) -> None:
-    """Raise RuntimeError, as torch does, if a call gives NCCL tensors of the host; ``on_gpus`` of them are not.
-
-    Whole numbers that C++ gives are not looked at: what DDP's reducers agree on (sizes of parameters, order of buckets, which
-    were used) it makes here on the host. Parameters, buffers and buckets are where the program has them.
-    """
-    if on_gpus and op == "all_to_all":
-        raise ValueError("Tensors must be CUDA and dense: all_to_all was given some of the host")
-    frame: Any = sys._getframe(2)
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("kernbench."):
-        frame = frame.f_back
-    if (frame is not None and frame.f_globals.get("__name__") == dist.distributed_c10d.__name__) or any(
-        tensor.is_floating_point() and block_of(tensor) is None for tensor in tensors
-    ):
-        raise RuntimeError(
-            f"No backend type associated with device type cpu: {op} of a tensor of the host in a group of NCCL. Move it to the "
-            'GPU, or let the group have gloo for the host: init_process_group("cpu:gloo,cuda:nccl")'
-        )
