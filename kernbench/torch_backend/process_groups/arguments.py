@@ -118,7 +118,7 @@ def require_contiguous(op: str, tensors: Tensors) -> bool:
             continue
         if not is_channels_last(tensor):
             raise ValueError(
-                f"Tensors must be contiguous: {op} was given one of shape {tuple(tensor.shape)} and strides {tensor.stride()}; "
+                f"Tensors must be contiguous: {op} was given one of shape {tuple(tensor.shape)} and strides {torch.Tensor.stride(tensor)}; "
                 "give it tensor.contiguous()"
             )
         reordered = True
@@ -177,7 +177,7 @@ def memory_of_message(op: str, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     if not _is_dense(tensor):
         raise ValueError(
-            f"{_NOT_DENSE}: {op} was given one of shape {tuple(tensor.shape)} and strides {tensor.stride()}; give it "
+            f"{_NOT_DENSE}: {op} was given one of shape {tuple(tensor.shape)} and strides {torch.Tensor.stride(tensor)}; give it "
             "tensor.contiguous()"
         )
     if not is_channels_last(tensor):
@@ -190,7 +190,7 @@ def memory_of_message(op: str, tensor: torch.Tensor) -> torch.Tensor:
 def _is_dense(tensor: torch.Tensor) -> bool:
     """Whether its elements are all of a piece of memory, each once."""
     expected = 1
-    for stride, size in sorted(each for each in zip(tensor.stride(), tensor.shape, strict=True) if each[1] != 1):
+    for stride, size in sorted(each for each in zip(torch.Tensor.stride(tensor), tensor.shape, strict=True) if each[1] != 1):
         if stride != expected:
             return False
         expected *= size
