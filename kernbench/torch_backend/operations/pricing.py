@@ -111,10 +111,11 @@ def _layout(source: torch.Tensor, target: torch.Tensor) -> str:
     columns); one of both has gaps (``"strided"``); else nothing."""
     if source.shape != target.shape or source.layout is not torch.strided:
         return ""
-    beside = zip(source.shape, torch.Tensor.stride(source), torch.Tensor.stride(target), strict=True)
+    read, written = torch.Tensor.stride(source), torch.Tensor.stride(target)
+    beside = zip(source.shape, read, written, strict=True)
     if any(there == 1 and size > 1 and here > 1 for size, here, there in beside):
         return "transpose"
-    return "" if torch.Tensor.stride(source) == torch.Tensor.stride(target) or (_is_dense(source) and _is_dense(target)) else "strided"
+    return "" if read == written or (_is_dense(source) and _is_dense(target)) else "strided"
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
