@@ -118,8 +118,8 @@ def require_contiguous(op: str, tensors: Tensors) -> bool:
             continue
         if not is_channels_last(tensor):
             raise ValueError(
-                f"Tensors must be contiguous: {op} was given one of shape {tuple(tensor.shape)} and strides {_strides(tensor)}; give "
-                "it tensor.contiguous()"
+                f"Tensors must be contiguous: {op} was given one of shape {tuple(tensor.shape)} and strides {_strides(tensor)}"
+                "; give it tensor.contiguous()"
             )
         reordered = True
     return reordered
