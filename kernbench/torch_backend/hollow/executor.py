@@ -64,7 +64,7 @@ _DEVICE = type(torch.device("cpu"))  # in a rank, `torch.device` is another clas
 _fake_mode: Any = torch._C._get_dispatch_mode
 _storage: Any = torch._C.TensorBase.untyped_storage
 _size: Any = torch._C.TensorBase.size
-_stride: Any = torch._C.TensorBase.stride
+_stride: Any = torch.Tensor.stride
 
 
 class Survey:

@@ -36,7 +36,7 @@ RELIES_ON = (Reliance("torch._C.TensorBase.untyped_storage", "of a tensor whatev
 
 Signature = tuple[Any, ...]
 _storage: Any = torch._C.TensorBase.untyped_storage
-_stride: Any = torch._C.TensorBase.stride  # whatever attributes a program gives its parameters
+_stride: Any = torch.Tensor.stride  # whatever attributes a program gives its parameters
 _Tensor, _Parameter = PLAIN
 _STRIDED = torch.strided
 MOST_KNOWN = 1 << 16
