@@ -100,7 +100,7 @@ SHIPPED = {
     for each in (
         StandIn("apex", "0.1", folder=Path(__file__).with_name("apex"), bound={
             "apex._kernels": f"{_APEX}.norms", "amp_C": f"{_APEX}.amp_c",
-            "fused_weight_gradient_mlp_cuda": f"{_APEX}.weight_gradients",
+            "fused_layer_norm_cuda": f"{_APEX}.layer_norms", "fused_weight_gradient_mlp_cuda": f"{_APEX}.weight_gradients",
         }),
         StandIn(
             "bitsandbytes", "0.50.2", bound={"bitsandbytes._kernels": f"{_BNB}.extension"},

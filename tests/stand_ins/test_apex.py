@@ -122,3 +122,33 @@ def test_a_compiled_module_has_its_kernels_when_it_is_imported_alone(warm_python
     answers = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     assert answers["kernbench.compiled_operators.apex.weight_gradients"] == "[]"
     assert set(answers.values()) == {"[]"}
+
+
+NORMS = """
+import json
+import torch
+import fused_layer_norm_cuda as kernels
+from torch.nn import functional as F
+
+x, grad = (torch.randn(3, 2, 4, 2, device="cuda") for _ in range(2))
+weight, bias = (torch.randn(4, 2, device="cuda") for _ in range(2))
+leaves = [each.clone().requires_grad_() for each in (x, weight, bias)]
+out, mean, scale = kernels.forward_affine(x, (4, 2), weight, bias, 1e-5)
+ours = [out, *kernels.backward_affine(grad, mean, scale, x, (4, 2), weight, bias, 1e-5)]
+expected = F.layer_norm(leaves[0], (4, 2), *leaves[1:], 1e-5)
+theirs = [expected, *torch.autograd.grad(expected, leaves, grad)]
+out, scale = kernels.rms_forward_affine(x, (4, 2), weight, 1e-5)
+ours += [out, *kernels.rms_backward_affine(grad, scale, x, (4, 2), weight, 1e-5)]
+expected = F.rms_norm(leaves[0], (4, 2), leaves[1], 1e-5)
+theirs += [expected, *torch.autograd.grad(expected, leaves[:2], grad)]
+assert [each.shape for each in ours] == [each.shape for each in theirs]
+print(json.dumps(max((a - b).abs().max().item() for a, b in zip(ours, theirs))))
+"""
+
+
+def test_norms_of_the_compiled_module_are_torchs(warm_python: str, tmp_path: Path) -> None:
+    program = tmp_path / "norms.py"
+    program.write_text(NORMS)
+    command = [warm_python, "-m", "kernbench", "run", "--nproc-per-node", "1", "--stand-in", "apex", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert float(done.stdout.split("[rank0] ")[1].splitlines()[0]) < 1e-5

@@ -188,6 +188,34 @@ def test_name(ranks: Ranks, case: Any) -> None:
     ranks(case, 2, backend="nccl")
 
 
+def _attributes_named_as_methods() -> None:
+    weight: Any = nn.Parameter(torch.empty(4, 6, device="cuda"))
+    rows: Any = torch.empty(6, 4, device="cuda").t()
+    weight.stride, weight.partition_dim, rows.stride = 1, 0, 1  # as Megatron's layers once had them
+    with torch.no_grad():
+        weight.zero_()
+        weight.copy_(rows.copy_(torch.ones(4, 6, device="cuda")))
+    dist.broadcast(weight.data, 0)
+    dist.all_reduce(weight.detach().requires_grad_(False))
+    total = torch.zeros(4, 6, device="cuda")
+    total.stride = 1  # type: ignore[method-assign, assignment]
+    dist.all_reduce(total)
+    nn.functional.linear(torch.ones(2, 6, device="cuda"), weight).sum().backward()
+    assert weight.grad.shape == (4, 6)
+    assert weight.to("cpu").shape == (4, 6)
+
+
+@pytest.mark.parametrize("enable_data", [True, False])
+def test_parameters_may_have_attributes_named_as_methods(enable_data: bool) -> None:
+    with kernbench.simulate("dgx_h100", world_size=2, enable_data=enable_data) as ctx:
+        ctx.multiprocessing.spawn(_in_group, args=(_attributes_named_as_methods,), nprocs=2)
+
+
+def _in_group(rank: int, case: Any) -> None:
+    dist.init_process_group("nccl", rank=rank, world_size=2)
+    case()
+
+
 def test_synchronised_batch_norm_is_batch_norm_of_the_whole_batch(ranks: Ranks) -> None:
     batch = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(0))
     upstream = torch.randn(4, 3, 2, 2, generator=torch.Generator().manual_seed(1))

@@ -336,7 +336,7 @@ class SampledLaunch(TritonLaunch):
         for arg in args:
             if self._nobody_has(arg):
                 memory = self.launcher.streams.stored_of(arg)
-                known = (id(memory or arg), arg.storage_offset(), arg.shape, arg.stride(), arg.dtype)
+                known = (id(memory or arg), arg.storage_offset(), arg.shape, torch.Tensor.stride(arg), arg.dtype)
                 if known not in made:
                     made[known] = _stand_in(arg)
                 arg = made[known]
@@ -379,12 +379,12 @@ class SampledLaunch(TritonLaunch):
 def _stand_in(arg: torch.Tensor) -> torch.Tensor:
     """Memory for a tensor that has none: zeros, so that indices read from it are some; it is never written, so it costs address
     space only."""
-    return reserved_zeros(arg.dtype, arg.shape, arg.stride())
+    return reserved_zeros(arg.dtype, arg.shape, torch.Tensor.stride(arg))
 
 
 def _shape_key(arg: object) -> Hashable:
     tensor = tensor_of(arg)
-    return _key(arg) if tensor is None else (_key(arg), tuple(tensor.shape), tensor.stride())
+    return _key(arg) if tensor is None else (_key(arg), tuple(tensor.shape), torch.Tensor.stride(tensor))
 
 
 def _cost_of(launch: TritonLaunch, counts: Counts, there: Launch | None = None) -> Cost:

@@ -118,7 +118,7 @@ def region_in(kept: StorageShadow, tensor: torch.Tensor) -> ByteRegion | None:
         if lo:
             lo *= tensor.element_size()
         return kept.whole if nbytes == kept.whole[1] and not lo else ByteRegion(lo, lo + nbytes)
-    return region_of(tensor.shape, tensor.stride(), int(tensor.storage_offset()), tensor.element_size())
+    return region_of(tensor.shape, torch.Tensor.stride(tensor), int(tensor.storage_offset()), tensor.element_size())
 
 
 def touch(

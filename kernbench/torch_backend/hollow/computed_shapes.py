@@ -33,7 +33,7 @@ def shapes_by_computing(
     def standing(tensor: torch.Tensor) -> torch.Tensor:
         if not is_hollow(tensor):
             return tensor.detach().clone()
-        made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype).zero_()
+        made = torch.empty_strided(tensor.size(), torch.Tensor.stride(tensor), dtype=tensor.dtype).zero_()
         return made.uniform_(generator=draws) if tensor.is_floating_point() else made
 
     options = {name: mapped(value, standing) for name, value in kwargs.items() if name != "generator"}

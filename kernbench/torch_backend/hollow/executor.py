@@ -64,6 +64,7 @@ _DEVICE = type(torch.device("cpu"))  # in a rank, `torch.device` is another clas
 _fake_mode: Any = torch._C._get_dispatch_mode
 _storage: Any = torch._C.TensorBase.untyped_storage
 _size: Any = torch._C.TensorBase.size
+_stride: Any = torch.Tensor.stride
 
 
 class Survey:
@@ -96,7 +97,7 @@ class Survey:
                     continue
                 stored = getattr(_storage(value), NOTE, None)
                 shape = value.shape
-                parts += (shape, value.stride(), value.dtype)
+                parts += (shape, _stride(value), value.dtype)
                 size = shape.numel()
             elif kind is float:
                 parts.append(float)
@@ -302,7 +303,7 @@ class HollowValues:
             stored = stored_of(each)
             if type(stored) is not Block or not stored.hollow or each.dtype in known_values.WHOLE:
                 return []  # it was computed, or something else may be assumed of it
-            made.append((Described(tuple(each.shape), tuple(each.stride()), each.dtype), stored.stand_in))
+            made.append((Described(tuple(each.shape), tuple(_stride(each)), each.dtype), stored.stand_in))
         return made
 
     @staticmethod

@@ -158,12 +158,12 @@ def _described_to_meta(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(map(_described_to_meta, value))
     if isinstance(value, torch.Tensor):
-        return torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
+        return torch.empty_strided(value.size(), torch.Tensor.stride(value), dtype=value.dtype, device="meta")
     return value
 
 
 def _describe(tensor: torch.Tensor) -> Described:
-    return Described(tuple(map(int, tensor.size())), tuple(map(int, tensor.stride())), tensor.dtype)
+    return Described(tuple(map(int, tensor.size())), tuple(map(int, torch.Tensor.stride(tensor))), tensor.dtype)
 
 
 def mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:

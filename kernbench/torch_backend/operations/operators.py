@@ -424,7 +424,7 @@ def _is_wide(value: Any) -> bool:
 
 
 def _strides(args: Any) -> list[Any]:
-    return [each.stride() for each in args if isinstance(each, torch.Tensor)]
+    return [torch.Tensor.stride(each) for each in args if isinstance(each, torch.Tensor)]
 
 
 _precision: Any = torch._C._get_fp32_precision_getter

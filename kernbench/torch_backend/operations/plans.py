@@ -36,6 +36,7 @@ RELIES_ON = (Reliance("torch._C.TensorBase.untyped_storage", "of a tensor whatev
 
 Signature = tuple[Any, ...]
 _storage: Any = torch._C.TensorBase.untyped_storage
+_stride: Any = torch.Tensor.stride  # whatever attributes a program gives its parameters
 _Tensor, _Parameter = PLAIN
 _STRIDED = torch.strided
 MOST_KNOWN = 1 << 16
@@ -150,13 +151,13 @@ def _read(values: Any, parts: list[Any], memory: DeviceMemory | None, hollow: bo
                 if stored.shared:
                     raise UnplannableError
                 if hollow:
-                    parts += (value.shape, value.dtype, value.stride(), stored.hollow, stored.stand_in)
+                    parts += (value.shape, value.dtype, _stride(value), stored.hollow, stored.stand_in)
                 else:
                     parts += (value.shape, value.dtype, True)
             elif hollow:
                 if value.is_meta:
                     raise UnplannableError
-                parts += (value.shape, value.dtype, value.stride(), None if stored is None else stored.hollow, "host")
+                parts += (value.shape, value.dtype, _stride(value), None if stored is None else stored.hollow, "host")
             else:
                 parts += (value.shape, value.dtype, False)
         elif kind is float:

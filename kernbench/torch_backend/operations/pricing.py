@@ -111,16 +111,17 @@ def _layout(source: torch.Tensor, target: torch.Tensor) -> str:
     columns); one of both has gaps (``"strided"``); else nothing."""
     if source.shape != target.shape or source.layout is not torch.strided:
         return ""
-    beside = zip(source.shape, source.stride(), target.stride(), strict=True)
+    read, written = torch.Tensor.stride(source), torch.Tensor.stride(target)
+    beside = zip(source.shape, read, written, strict=True)
     if any(there == 1 and size > 1 and here > 1 for size, here, there in beside):
         return "transpose"
-    return "" if source.stride() == target.stride() or (_is_dense(source) and _is_dense(target)) else "strided"
+    return "" if read == written or (_is_dense(source) and _is_dense(target)) else "strided"
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
     """Whether its elements fill a stretch of memory, in whatever order of dimensions."""
     expected = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+    for stride, size in sorted(zip(torch.Tensor.stride(tensor), tensor.shape, strict=True)):
         if size != 1:
             if stride != expected:
                 return False

@@ -118,8 +118,8 @@ def require_contiguous(op: str, tensors: Tensors) -> bool:
             continue
         if not is_channels_last(tensor):
             raise ValueError(
-                f"Tensors must be contiguous: {op} was given one of shape {tuple(tensor.shape)} and strides {tensor.stride()}; "
-                "give it tensor.contiguous()"
+                f"Tensors must be contiguous: {op} was given one of shape {tuple(tensor.shape)} and strides {_strides(tensor)}"
+                "; give it tensor.contiguous()"
             )
         reordered = True
     return reordered
@@ -162,6 +162,7 @@ _said: dict[str, dict[Any, Any]] = {}
 """What Python keeps of the warnings of a module, by file."""
 
 
+_strides = torch.Tensor.stride
 _NOT_DENSE = "Tensors for P2P must be non-overlapping and dense"
 """What they say of one that they refuse."""
 
@@ -177,7 +178,7 @@ def memory_of_message(op: str, tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     if not _is_dense(tensor):
         raise ValueError(
-            f"{_NOT_DENSE}: {op} was given one of shape {tuple(tensor.shape)} and strides {tensor.stride()}; give it "
+            f"{_NOT_DENSE}: {op} was given one of shape {tuple(tensor.shape)} and strides {_strides(tensor)}; give it "
             "tensor.contiguous()"
         )
     if not is_channels_last(tensor):
@@ -190,7 +191,7 @@ def memory_of_message(op: str, tensor: torch.Tensor) -> torch.Tensor:
 def _is_dense(tensor: torch.Tensor) -> bool:
     """Whether its elements are all of a piece of memory, each once."""
     expected = 1
-    for stride, size in sorted(each for each in zip(tensor.stride(), tensor.shape, strict=True) if each[1] != 1):
+    for stride, size in sorted(each for each in zip(_strides(tensor), tensor.shape, strict=True) if each[1] != 1):
         if stride != expected:
             return False
         expected *= size

@@ -98,7 +98,7 @@ def _by_blocks(arch: int, args: Any) -> None:
         if tuple(scale.shape) != (rows, columns) or scale.dtype is not torch.float32:
             raise ValueError(f"scale_{name} must have shape {rows} x {columns} Float elements, got {[*scale.shape]}")
         if scale.stride(0) != 1 or (scale.stride(1) != rows and (columns != 1 or scale.stride(1) != 1)):
-            raise ValueError(f"scale_{name} must have strides (1, {rows}); got {[*scale.stride()]}")
+            raise ValueError(f"scale_{name} must have strides (1, {rows}); got {[*torch.Tensor.stride(scale)]}")
 
 
 def _kinds(a: torch.Tensor, b: torch.Tensor, scale_a: torch.Tensor, scale_b: torch.Tensor) -> tuple[int, int] | None:

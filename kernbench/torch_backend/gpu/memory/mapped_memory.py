@@ -50,4 +50,4 @@ def view_on_gpu(tensor: torch.Tensor) -> torch.Tensor:
         if note is not None:
             block.take_over(note)
         setattr(storage, NOTE, Mapped(block))
-    return view.view(tensor.dtype).as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+    return view.view(tensor.dtype).as_strided(tensor.size(), torch.Tensor.stride(tensor), tensor.storage_offset())
