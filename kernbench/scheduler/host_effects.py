@@ -27,7 +27,8 @@ try:
 except ImportError:  # another build of greenlet: threads end as it likes
     _greenlet = None
 
-_affinity: Any = getattr(os, "sched_getaffinity", None)  # the system's, whatever ranks see by that name
+_affinity: Any = getattr(os, "sched_getaffinity", None)  # the system's, whatever ranks see by these names
+_set_affinity: Any = getattr(os, "sched_setaffinity", None)
 
 T = TypeVar("T")
 
@@ -99,19 +100,19 @@ def one_core() -> Iterator[None]:
     One carrier runs at a time, so more cores are of no use, and handing the baton to a thread on another core costs many
     times what it costs on the same one: that core has to be woken up. Without effect where the system has no such call.
     """
-    if not hasattr(os, "sched_setaffinity"):
+    if _set_affinity is None:
         yield
         return
     before = _affinity(0)
     core = ctypes.CDLL(None).sched_getcpu()
     if core in before:
-        os.sched_setaffinity(0, {core})
+        _set_affinity(0, {core})
     _cores.append(before)
     try:
         yield
     finally:
         _cores.remove(before)
-        os.sched_setaffinity(0, before)
+        _set_affinity(0, before)
 
 
 _cores: list[set[int]] = []
@@ -124,22 +125,22 @@ def cores() -> set[int] | None:
 
 
 @contextmanager
-def on_all_cores() -> Iterator[None]:
-    """For the length of a block, processes that the calling thread starts have all the cores that this one has."""
+def on_all_cores(own: set[int] | None = None) -> Iterator[None]:
+    """For the length of a block, processes that the calling thread starts have ``own`` cores; None: all that this one has."""
     if not _cores:
         yield
         return
     mine = _affinity(0)
-    os.sched_setaffinity(0, _cores[0])
+    _set_affinity(0, own or _cores[0])
     try:
         yield
     finally:
-        os.sched_setaffinity(0, mine)
+        _set_affinity(0, mine)
 
 
 def _leave_core() -> None:
     if _cores:
-        os.sched_setaffinity(0, _cores[0])
+        _set_affinity(0, _cores[0])
         _cores.clear()
 
 

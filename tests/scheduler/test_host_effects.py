@@ -9,6 +9,7 @@ import subprocess
 import sys
 
 import pytest
+import torch.distributed as dist
 
 import kernbench
 from kernbench.errors import ConfigError
@@ -84,6 +85,32 @@ def test_simulate_takes_them_before_the_environment(monkeypatch):
     with kernbench.simulate(host_effects=HostEffects.none()) as ctx:
         ctx.multiprocessing.spawn(lambda rank: seen.append(observed()), nprocs=2)
     assert seen[1:] == [NOTHING, NOTHING]
+
+
+def test_cores_that_a_rank_chooses_are_its_own() -> None:
+    """As a launcher binds each process to the cores near its GPU; the simulation keeps to its one core."""
+    everything = sorted(_affinity(0))
+    seen: list[set[int]] = [set(), set()]
+    started: list[set[int]] = [set(), set()]
+
+    def worker(rank: int) -> None:
+        os.sched_setaffinity(0, {everything[rank % len(everything)]})
+        dist.barrier()
+        seen[rank] = os.sched_getaffinity(os.getpid())
+        program = "import os; print(sorted(os.sched_getaffinity(0)))"
+        started[rank] = set(
+            eval(subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stdout)
+        )
+        assert len(_affinity(0)) == 1
+        with pytest.raises(OSError, match="Invalid argument"):
+            os.sched_setaffinity(0, {1 << 14})
+
+    with kernbench.simulate() as ctx:
+        ctx.multiprocessing.spawn(
+            lambda rank: (dist.init_process_group(rank=rank, world_size=2), worker(rank)), nprocs=2
+        )
+    assert seen == started == [{everything[rank % len(everything)]} for rank in range(2)]
+    assert _affinity(0) == set(everything)
 
 
 def test_ranks_and_what_they_start_have_all_cores() -> None:

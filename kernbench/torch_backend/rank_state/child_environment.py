@@ -1,4 +1,4 @@
-"""The environment of what a rank starts: its own variables, as children have those of their parent, and all cores.
+"""The environment of what a rank starts: its own variables, as children have those of their parent, and its cores.
 
 ``os.environ`` is each rank's own, in Python. The C library's variables, which a child gets if it is not said what it shall
 have, are the process's: of several ranks, or of a rank that was forked, they are another owner's.
@@ -7,13 +7,14 @@ have, are the process's: of several ranks, or of a rank that was forked, they ar
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import inspect
 import multiprocessing.util
 import os
 import subprocess
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from kernbench.scheduler.host_effects import cores, on_all_cores
@@ -38,15 +39,15 @@ RELIES_ON = (
 )  # fmt: skip
 
 
-def install(patches: Patches, more: Callable[[Variables], Variables]) -> None:
+def install(patches: Patches, more: Callable[[Variables], Variables], current_rank: Callable[[], int | None]) -> None:
     """Let processes that are started from here on have ``os.environ``, and what ``more`` gives of their variables besides."""
-    _install_popen(patches, more)
-    _install_cores(patches)
+    on_cores = _install_cores(patches, current_rank)
+    _install_popen(patches, more, on_cores)
 
     def telling(start: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(start)
         def started(*args: object, **kwargs: object) -> Any:
-            with _told({**os.environ, **more(dict(os.environ))}), on_all_cores():
+            with _told({**os.environ, **more(dict(os.environ))}), on_cores():
                 return start(*args, **kwargs)
 
         return started
@@ -55,7 +56,7 @@ def install(patches: Patches, more: Callable[[Variables], Variables]) -> None:
         @functools.wraps(start)
         def started(path: object, argv: object, env: Variables | None, *args: object, **kwargs: object) -> Any:
             given = dict(os.environ if env is None else env)
-            with on_all_cores():
+            with on_cores():
                 return start(path, argv, {**given, **more(given)}, *args, **kwargs)
 
         return started
@@ -66,21 +67,44 @@ def install(patches: Patches, more: Callable[[Variables], Variables]) -> None:
         patches.set(owner, name, telling(getattr(owner, name)))
 
 
-def _install_cores(patches: Patches) -> None:
-    """Ranks that keep to one core have as many as the process has: for what they start, and for what they are asked."""
-    stock = getattr(os, "sched_getaffinity", None)
+def _install_cores(
+    patches: Patches, current_rank: Callable[[], int | None]
+) -> Callable[[], AbstractContextManager[None]]:
+    """Ranks that keep to one core have as many as the process has, or those of them that they have chosen: for what they start,
+    and for what they are asked. Gives what is entered where they start a process."""
+    stock: Any = getattr(os, "sched_getaffinity", None)
     if stock is None:
-        return
+        return on_all_cores
+    stock_set: Any = os.sched_setaffinity
+    chosen: dict[int | None, set[int]] = {}
+
+    def on_cores() -> AbstractContextManager[None]:
+        return on_all_cores(chosen.get(current_rank()))
 
     @functools.wraps(stock)
     def sched_getaffinity(pid: int, /) -> set[int]:
-        mine = cores() if pid == 0 else None
-        return stock(pid) if mine is None else mine
+        mine = cores() if pid in (0, os.getpid()) else None
+        return stock(pid) if mine is None else chosen.get(current_rank(), mine)
+
+    @functools.wraps(stock_set)
+    def sched_setaffinity(pid: int, mask: Iterable[int], /) -> None:
+        mine = cores() if pid in (0, os.getpid()) else None
+        if mine is None:
+            stock_set(pid, mask)
+            return
+        kept = mine.intersection(mask)
+        if not kept:
+            raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+        chosen[current_rank()] = kept
 
     patches.set(os, "sched_getaffinity", sched_getaffinity)
+    patches.set(os, "sched_setaffinity", sched_setaffinity)
+    return on_cores
 
 
-def _install_popen(patches: Patches, more: Callable[[Variables], Variables]) -> None:
+def _install_popen(
+    patches: Patches, more: Callable[[Variables], Variables], on_cores: Callable[[], AbstractContextManager[None]]
+) -> None:
     stock: Any = subprocess.Popen.__init__
 
     @functools.wraps(stock)
@@ -92,7 +116,7 @@ def _install_popen(patches: Patches, more: Callable[[Variables], Variables]) -> 
             args = (*args[:_ENV], environ, *args[_ENV + 1 :])
         else:
             kwargs["env"] = environ
-        with on_all_cores():
+        with on_cores():
             stock(self, *args, **kwargs)
 
     patches.set(subprocess.Popen, "__init__", start)

@@ -224,7 +224,7 @@ class ProcessState:
         patches.set(dist, "set_debug_level_from_env", self._debug_level_from_env(dist.set_debug_level_from_env))
         patches.set(os, "chdir", self._change_folder)
         patches.set(os, "fchdir", self._change_folder_to)
-        child_environment.install(patches, self.of_children)
+        child_environment.install(patches, self.of_children, self._simulation.scheduler.current_rank)
         may_be_own = _is_no_module if self.rank_modules is None else self.rank_modules.may_be_own
         loggers.install(patches, self._generators, self.modules, may_be_own)
         settings_made_once.install(patches, self._generators, self.modules)
