@@ -212,22 +212,23 @@ def test_a_graph_draws_from_the_states_that_it_was_captured_with(run: Callable[.
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(other)
         graph.register_generator_state(given)
-        x, y, z = (torch.empty(4, device="cuda") for _ in range(3))
+        x, y, w, z = (torch.empty(4, device="cuda") for _ in range(4))
         with torch.cuda.graph(graph):
             x.uniform_()
             default.graphsafe_set_state(other)
             y.uniform_()
+            w.uniform_(generator=default)
             z.uniform_(generator=given)
             default.graphsafe_set_state(own)
         drawn = []
         for _ in range(2):
             graph.replay()
-            drawn += [x.clone(), y.clone(), z.clone()]
-        host = [torch.Generator().manual_seed(seed) for seed in (3, 5, 7)]
-        wanted = [torch.rand(4, generator=each) for _ in range(2) for each in host]
+            drawn += [x.clone(), y.clone(), w.clone(), z.clone()]
+        host = {seed: torch.Generator().manual_seed(seed) for seed in (3, 5, 7)}
+        wanted = [torch.rand(4, generator=host[seed]) for _ in range(2) for seed in (3, 5, 5, 7)]
         return [torch.equal(a.cpu(), b) for a, b in zip(drawn, wanted, strict=True)]
 
-    assert run(body) == [[True] * 6]
+    assert run(body) == [[True] * 8]
 
 
 def test_what_is_computed_again_in_a_graph_draws_again(run: Callable[..., list[Any]]) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from kernbench.simulation.memory.tensor_queries import listed_tensors, made_tensors
 from kernbench.simulation.ranks.hosts import Host
-from kernbench.torch_backend.gpu.device.generators import home_of
+from kernbench.torch_backend.gpu.device.generators import as_it_is
 from kernbench.torch_backend.gpu.tensors.placement import block_of
 from kernbench.torch_backend.operations.calls import OperatorCall
 
@@ -23,7 +23,7 @@ def capture(call: OperatorCall) -> None:
         host = device.host
         assert host.capture is not None
         if operator.draws and kwargs.get("generator") is not None:
-            kwargs = {**kwargs, "generator": home_of(kwargs["generator"])}
+            kwargs = {**kwargs, "generator": as_it_is(kwargs["generator"])}
         alias = host.capture.memory.alias
         args, kwargs = alias(tuple(args)), {name: alias(value) for name, value in kwargs.items()}
         again = functools.partial(operator.func, *args, **kwargs)

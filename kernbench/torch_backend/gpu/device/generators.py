@@ -110,6 +110,12 @@ def home_of(generator: torch.Generator) -> torch.Generator:
     return generator if ours is None else ours.home
 
 
+def as_it_is(generator: torch.Generator) -> torch.Generator:
+    """A generator that keeps to the state which ``generator`` has now, whatever other one that may be given later."""
+    ours = _MADE.get(_number(generator))
+    return generator if ours is None else ours.graphsafe_get_state()
+
+
 def is_of_gpu(generator: torch.Generator) -> bool:
     """Whether a generator that a program gives an operation is one of a simulated GPU."""
     return _number(generator) in _MADE
