@@ -168,6 +168,14 @@ def test_memory_is_of_the_stream_that_is_current_where_it_is() -> None:
         assert segment["stream"] == stream.cuda_stream
 
 
+@pytest.mark.parametrize("make", [torch.ones, torch.empty, torch.randn, torch.full], ids=lambda make: make.__name__)
+def test_what_is_made_on_a_gpu_is_made_there(make: Any) -> None:
+    args = ((4,), 1.0) if make is torch.full else (4,)
+    with kernbench.simulate(system="dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(lambda rank: make(*args, device="cuda:1"), nprocs=1)
+        assert {op.sip for op in ctx.engine.op_log.records()} <= {1}
+
+
 @pytest.mark.parametrize("waits", [True, False])
 def test_races_between_gpus(waits: bool) -> None:
     """Memory of one GPU that is written on another one's stream."""

@@ -241,7 +241,7 @@ class Recorder(TorchDispatchMode):
         host = device.host
         if not host.uses_gpu and any(block_of(each) is not None for each in listed_tensors(args)):
             host.uses_gpu = True  # by a tensor that another has made: an argument of a spawn, what a queue has brought
-        if operator.kind > VIEW and host.uses_gpu and (there := _elsewhere(host, args, kwargs)) is not None:
+        if operator.kind > VIEW and (there := _elsewhere(device, args, kwargs)) is not None:
             with host.driving(there):
                 return self._whole(func, types, args, kwargs)
         if device.helpers_at is not None and device.helpers_at != position(_DISPATCH, _TRACED):
@@ -390,7 +390,7 @@ class Recorder(TorchDispatchMode):
             device.in_custom_operation -= custom
             host.detours -= custom
         if operator.kind == CUSTOM and not (host.unrecorded or self._hosts.inside_kernel):
-            there = _elsewhere(host, args, kwargs)
+            there = _elsewhere(device, args, kwargs)
             with nullcontext() if there is None else host.driving(there):
                 self._record(call, launched=runs or host.tails.marks() != tails)
         return call.result
@@ -409,19 +409,21 @@ class Recorder(TorchDispatchMode):
 _nothing: Any = nullcontext()
 
 
-def _elsewhere(host: Host, args: Any, kwargs: Any) -> int | None:
-    """The SIP that an operation is on, as its first tensor on one is, where that is not the one that the host drives.
-
-    A device without a number is the current one whatever the tensors are on.
-    """
-    wanted = kwargs.get("device") if kwargs else None
-    if wanted is not None and wanted.type == "cuda" and wanted.index is None:
+def _elsewhere(device: RankDevice, args: Any, kwargs: Any) -> int | None:
+    """The SIP that an operation is on, where that is not the one that the host drives: as its first tensor on one is, or the
+    device that it names. One without a number is the current one, whatever the tensors are on."""
+    wanted: Any = kwargs.get("device") if kwargs else None
+    named = wanted is not None and wanted.type == "cuda"
+    if named and wanted.index is None:
         return None
-    for tensor in listed_tensors(args):
-        block = block_of(tensor)
-        if block is not None:
-            return None if block.shared or block.mapped or block.memory.sip == host.sip else block.memory.sip
-    return None
+    block = next(filter(None, map(block_of, listed_tensors(args))), None)
+    if block is not None:
+        sip = device.host.sip if block.shared or block.mapped else block.memory.sip
+    elif named:
+        sip = device.sip(wanted)
+    else:
+        return None
+    return None if sip == device.host.sip else sip
 
 
 def _name_of(plan: Plan) -> str:
