@@ -8,12 +8,15 @@ replay is one launch: what the graph consists of follows on the device without i
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn, Protocol
+
+import torch
 
 from kernbench.cost.work import Cost
 from kernbench.errors import KernbenchError
-from kernbench.order import GraphOrder
+from kernbench.order import GraphOrder, RankOrder
 from kernbench.sim_engine.operation import Operation, is_default
 from kernbench.simulation.ranks.accelerator_errors import cuda_error
 from kernbench.simulation.ranks.captured_streams import CapturedStreams, Known
@@ -59,7 +62,7 @@ class Recorded(Protocol):
     def alias(self, value: Any) -> Any:
         """A value for the recording."""
 
-    def expect(self, tensors: list[Any]) -> list[Any]:
+    def expect(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         """The recording has tensors that are not in the pool yet."""
 
     def hold_expected(self) -> None:
@@ -67,6 +70,32 @@ class Recorded(Protocol):
 
     def forget(self) -> bool:
         """The recording is gone."""
+
+
+class CapturingHost(Protocol):
+    """The host that captures (:class:`kernbench.simulation.ranks.hosts.Host`)."""
+
+    rank: int | None
+    stream: str
+    clock: float
+    order: RankOrder | None
+
+    @property
+    def tails(self) -> Mapping[str, Operation]:
+        """The last operations of its streams."""
+
+    def let_wait(self, name: str, operations: Iterable[Operation]) -> None:
+        """What is enqueued next on a stream starts after ``operations``."""
+
+    def launching_graph(self, overhead: float) -> AbstractContextManager[None]:
+        """For the length of a block, launches are those of a graph."""
+
+
+class PostedAgain(Protocol):
+    """What stands for a collective in a replay."""
+
+    def wait(self) -> object:
+        """What is enqueued next on the current stream starts after it."""
 
 
 class GraphCapture:
@@ -97,18 +126,18 @@ class GraphCapture:
         self.first_node = first_node
         self.memory = memory
         self.order = order
-        self.steps: list[Callable[[], Any]] = []
+        self.steps: list[Callable[[], object]] = []
         self.nodes = 0
         self.is_empty = True
-        self.works: dict[Any, Any] = {}
+        self.works: dict[Operation, PostedAgain] = {}
         self.posted: list[Operation] = []
-        self.kept: dict[int, tuple[Any, Any]] = {}
-        self.random: dict[int, tuple[Any, Any]] = {}
-        self.states: dict[int, list[tuple[Any, list[Any]]]] = {}
+        self.kept: dict[int, tuple[torch.UntypedStorage, torch.Tensor]] = {}
+        self.random: dict[int, tuple[torch.Generator, torch.Tensor]] = {}
+        self.states: dict[int, list[tuple[torch.Tensor, list[torch.Tensor]]]] = {}
         self.foreign: set[int] = set()
         self.broken = False
 
-    def may_draw(self, generator: Any) -> None:
+    def may_draw(self, generator: torch.Generator) -> None:
         """A generator belongs to the graph: what the capture draws from it, it has not drawn when the capture ends."""
         self.random[id(generator)] = generator, generator.get_state()
 
@@ -120,7 +149,7 @@ class GraphCapture:
             self.broken = True
             raise KernbenchError(FOREIGN_STATE)
 
-    def read_state(self, generator: Any) -> Any:
+    def read_state(self, generator: torch.Generator) -> torch.Tensor:
         """The program reads a generator's state; a replay reads the one that it has there then."""
         state = generator.get_state()
         now = [state]
@@ -132,7 +161,9 @@ class GraphCapture:
         self.add(read_again)
         return state
 
-    def put_state(self, generator: Any, state: Any, same: Callable[[Any, Any], bool]) -> None:
+    def put_state(
+        self, generator: torch.Generator, state: torch.Tensor, same: Callable[[torch.Tensor, torch.Tensor], bool]
+    ) -> None:
         """The program puts a state into a generator: a replay puts what it has read there, where the capture has read it."""
         generator.set_state(state)
         self.foreign.discard(id(generator))
@@ -192,7 +223,7 @@ class GraphCapture:
             )
 
     def enqueue(
-        self, enqueue: Callable[..., Operation], host: Any, name: str, cost: Cost | None, sip: int,
+        self, enqueue: Callable[..., Operation], host: CapturingHost, name: str, cost: Cost | None, sip: int,
         cost_then: Callable[[], Cost] | None = None, again: Callable[[], object] | None = None,
     ) -> Operation:  # fmt: skip
         """An operation that will be on the host's current stream when the graph is replayed; it has no waiter now.
@@ -213,17 +244,16 @@ class GraphCapture:
         op.start = op.end = host.clock
         return op
 
-    def name(self, host: Any, stream: str) -> str:
+    def name(self, host: CapturingHost, stream: str) -> str:
         """The name that a stream of the capture has in a replay."""
-        now: str = host.stream
-        return now if stream == self.stream else stream
+        return host.stream if stream == self.stream else stream
 
-    def add_on_stream(self, host: Any, step: Callable[[], object]) -> None:
+    def add_on_stream(self, host: CapturingHost, step: Callable[[], object]) -> None:
         """Have a step taken, in each replay, on the stream of the capture that is the host's now."""
         stream = host.stream
         self.add(step if stream == self.stream else functools.partial(self._on_stream, host, stream, step))
 
-    def _on_stream(self, host: Any, stream: str, step: Callable[[], object]) -> None:
+    def _on_stream(self, host: CapturingHost, stream: str, step: Callable[[], object]) -> None:
         """Take a step on a stream of the capture."""
         before = host.stream
         if stream != self.stream:
@@ -233,11 +263,11 @@ class GraphCapture:
         finally:
             host.stream = before
 
-    def wait_for_works(self, host: Any, operations: Sequence[Operation]) -> None:
+    def wait_for_works(self, host: CapturingHost, operations: Sequence[Operation]) -> None:
         """What comes next on the host's stream comes, in a replay, after what stands for these collectives then."""
         self.add_on_stream(host, lambda: self._wait_again(host, operations))
 
-    def _wait_again(self, host: Any, operations: Sequence[Operation]) -> None:
+    def _wait_again(self, host: CapturingHost, operations: Sequence[Operation]) -> None:
         """In a replay: wait for what stands for collectives of the capture now, and for what follows them on their streams."""
         for op in operations:
             if op in self.works:
@@ -245,7 +275,7 @@ class GraphCapture:
             elif op.stream in host.tails:
                 host.let_wait(host.stream, (host.tails[op.stream],))
 
-    def replay(self, host: Any, overhead: float) -> None:
+    def replay(self, host: CapturingHost, overhead: float) -> None:
         """Take all steps; the host pays ``overhead`` s."""
         self.works.clear()
         with host.launching_graph(overhead):
@@ -259,7 +289,7 @@ class GraphCapture:
                     step()
 
 
-def _put_again(generator: Any, now: list[Any]) -> None:
+def _put_again(generator: torch.Generator, now: list[torch.Tensor]) -> None:
     """Put the state that the present replay has read."""
     generator.set_state(now[0])
 
