@@ -27,7 +27,7 @@ import threading
 from _thread import allocate_lock
 from collections.abc import Callable
 from time import perf_counter  # the machine's own clock
-from typing import Any
+from typing import Any, Protocol
 
 from kernbench.errors import DeadlockError, KernbenchError
 from kernbench.scheduler.crew import acting_crew, current_member, is_in_rank, is_outside
@@ -93,8 +93,26 @@ class _InQueue:
     def __init__(self, data: bytes) -> None:
         self.data = data
 
-    def __reduce__(self) -> Any:
+    def __reduce__(self) -> tuple[Callable[[bytes], object], tuple[bytes]]:
         return pickle.loads, (self.data,)
+
+
+class _SystemSemaphore(Protocol):
+    """What a lock of multiprocessing's consists of."""
+
+    acquire: Callable[..., bool]
+    release: Callable[[], None]
+
+    def _is_mine(self) -> bool: ...
+    def _is_zero(self) -> bool: ...
+
+
+class _SharedLock(Protocol):
+    """A lock of multiprocessing's."""
+
+    _semlock: _SystemSemaphore
+    acquire: Callable[..., bool]
+    release: Callable[[], None]
 
 
 class ProcessWaits:
@@ -110,7 +128,7 @@ class ProcessWaits:
         """Replace where processes wait. ``alone``: this one is a rank's, which has got what others made before."""
         stock_methods = _Semaphore._make_methods
 
-        def make_methods(lock: Any) -> None:
+        def make_methods(lock: _SharedLock) -> None:
             stock_methods(lock)
             if self._is_ranks():
                 lock.acquire = self._acquires(lock, self._wait_for_own)
@@ -130,13 +148,13 @@ class ProcessWaits:
         stock_init = _Connection.__init__
 
         @functools.wraps(stock_init)
-        def init(connection: Any, *args: object, **kwargs: object) -> None:
+        def init(connection: object, *args: object, **kwargs: object) -> None:
             stock_init(connection, *args, **kwargs)
             if self._is_ranks():
                 setattr(connection, _OWNER, self._mark)
 
         @functools.wraps(_rebuild)
-        def rebuild(*args: object, **kwargs: object) -> Any:
+        def rebuild(*args: object, **kwargs: object) -> object:
             received = _rebuild(*args, **kwargs)
             vars(received).pop(_OWNER, None)
             return received
@@ -179,7 +197,7 @@ class ProcessWaits:
             return came
         return _await_what_is_left(awaits, ready, seconds)
 
-    def _acquires(self, lock: Any, wait: Callable[[Any, float | None], bool]) -> Callable[..., bool]:
+    def _acquires(self, lock: _SharedLock, wait: Callable[[_SharedLock, float | None], bool]) -> Callable[..., bool]:
         semaphore = lock._semlock
 
         @functools.wraps(semaphore.acquire)
@@ -191,7 +209,7 @@ class ProcessWaits:
 
         return acquire
 
-    def _holds(self, lock: Any, acquire: Callable[..., bool]) -> Callable[..., bool]:
+    def _holds(self, lock: _SharedLock, acquire: Callable[..., bool]) -> Callable[..., bool]:
         """Of a rank's own lock: who has it is noted."""
 
         @functools.wraps(acquire)
@@ -203,7 +221,7 @@ class ProcessWaits:
 
         return hold
 
-    def _lets_go(self, lock: Any) -> Callable[[], None]:
+    def _lets_go(self, lock: _SharedLock) -> Callable[[], None]:
         semaphore = lock._semlock
 
         def release() -> None:
@@ -227,7 +245,7 @@ class ProcessWaits:
         if is_in_rank() and self._waits():
             self._simulation.looks.saw(id(what), ready=True)
 
-    def _wait_for_shared(self, lock: Any, timeout: float | None) -> bool:
+    def _wait_for_shared(self, lock: _SharedLock, timeout: float | None) -> bool:
         semaphore, threads = lock._semlock, self._threads
         if not self._waits():
             return bool(semaphore.acquire(True, timeout))
@@ -238,7 +256,7 @@ class ProcessWaits:
             left = None if timeout is None else max(timeout - (threads.time() - begin), 0.0)
         return False
 
-    def _wait_for_own(self, lock: Any, timeout: float | None) -> bool:
+    def _wait_for_own(self, lock: _SharedLock, timeout: float | None) -> bool:
         """Of a rank's own: the others wait, but for threads of the same rank, and for the rank that has it."""
         rank, holder = self._rank(), vars(lock).get(_HOLDER)
         if rank is not None and holder is not None and holder != rank:
@@ -250,7 +268,7 @@ class ProcessWaits:
         acquire = functools.partial(lock._semlock.acquire, True, timeout)
         return bool(acquire() if acting_crew() is None else self._threads.outside(_what(lock), acquire))
 
-    def _releases(self, lock: Any) -> Callable[[], None]:
+    def _releases(self, lock: _SharedLock) -> Callable[[], None]:
         release = lock._semlock.release
 
         @functools.wraps(release)
@@ -265,7 +283,7 @@ class ProcessWaits:
         if is_in_rank() and self._waits():
             self._simulation.waits.sleep(0.0)
 
-    def _meets(self, connection: Any) -> bool:
+    def _meets(self, connection: object) -> bool:
         return (
             isinstance(connection, _Connection)
             and getattr(connection, _OWNER, None) is not self._mark
@@ -288,7 +306,7 @@ class ProcessWaits:
 
     def _polls(self, stock: Callable[..., bool]) -> Callable[..., bool]:
         @functools.wraps(stock)
-        def poll(connection: Any, timeout: float | None) -> bool:
+        def poll(connection: object, timeout: float | None) -> bool:
             meets = self._meets(connection)
             there = bool((_stock_poll if meets else stock)(connection, timeout))
             if meets and not there and timeout == 0:
@@ -297,9 +315,9 @@ class ProcessWaits:
 
         return poll
 
-    def _receives(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+    def _receives(self, stock: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(stock)
-        def receive(connection: Any, *args: object) -> Any:
+        def receive(connection: object, *args: object) -> object:
             return (_stock_receive if self._meets(connection) else stock)(connection, *args)
 
         return receive
@@ -333,9 +351,9 @@ class ProcessWaits:
 
         return send
 
-    def _calls(self, stock: Callable[..., Any]) -> Callable[..., Any]:
+    def _calls(self, stock: Callable[..., object]) -> Callable[..., object]:
         @functools.wraps(stock)
-        def callmethod(proxy: Any, *args: object, **kwargs: object) -> Any:
+        def callmethod(proxy: Any, *args: object, **kwargs: object) -> object:
             if is_in_rank() and self._waits() and proxy._token.typeid in _WAITING:
                 return self._threads.outside("a manager's answer", functools.partial(stock, proxy, *args, **kwargs))
             return stock(proxy, *args, **kwargs)
@@ -344,7 +362,7 @@ class ProcessWaits:
 
     def _puts(self, stock: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(stock)
-        def put(queue: Any, obj: object, *args: Any, **kwargs: Any) -> None:
+        def put(queue: Any, obj: object, *args: object, **kwargs: object) -> None:
             if self._waits():
                 try:
                     obj = _InQueue(bytes(_Pickler.dumps(obj)))
@@ -358,11 +376,11 @@ class ProcessWaits:
         return put
 
 
-def _enter(lock: Any) -> bool:
+def _enter(lock: _SharedLock) -> bool:
     return bool(lock.acquire())
 
 
-def _exit(lock: Any, *_: object) -> None:
+def _exit(lock: _SharedLock, *_: object) -> None:
     lock.release()
 
 
@@ -406,7 +424,7 @@ def _may_bring(thread: threading.Thread) -> bool:
     return thread is not threading.main_thread() and getattr(thread, "_target", None) is not _Queue._feed
 
 
-def _what(lock: Any) -> str:
+def _what(lock: _SharedLock) -> str:
     return f"a {type(lock).__name__} of multiprocessing"
 
 
