@@ -48,10 +48,10 @@ def note(kind: str, entry: str, frame: FrameType | None, answer: str = "") -> No
     simulation.assumptions.used(kind, callers_location(frame), entry, simulation.hosts.current().rank, answer)
 
 
-def _computes(base: Any, name: str) -> Callable[..., Any]:
+def _computes(base: type, name: str) -> Callable[..., object]:
     plain = getattr(base, name)
 
-    def method(self: Any, *others: object) -> Any:
+    def method(self: object, *others: object) -> object:
         result = plain(self, *others)
         if result is NotImplemented and type(others[0]) is float:  # which would take the bare value of a whole number
             result = getattr(float, name)(float(bare(self)), *others)
@@ -60,11 +60,11 @@ def _computes(base: Any, name: str) -> Callable[..., Any]:
     return method
 
 
-def _ends_mark(base: Any, name: str) -> Callable[..., Any]:
+def _ends_mark(base: type, name: str) -> Callable[..., object]:
     """A method that Python calls for a bare number."""
     plain, entry = getattr(base, name), name.strip("_")
 
-    def method(self: Any, *others: object) -> Any:
+    def method(self: object, *others: object) -> object:
         frame = sys._getframe(1)
         if not is_own(frame.f_code.co_filename):
             note(LOST, entry, frame)
@@ -84,10 +84,10 @@ _SIGNS = {
 }
 
 
-def _steers(base: Any, name: str) -> Callable[..., Any]:
+def _steers(base: type, name: str) -> Callable[..., object]:
     plain, sign = getattr(base, name), _SIGNS[name]
 
-    def method(self: Any, *others: object) -> Any:
+    def method(self: object, *others: object) -> object:
         answer, frame = plain(self, *others), sys._getframe(1)
         filename = frame.f_code.co_filename
         if answer is not NotImplemented and not is_own(filename) and not is_pythons(filename):
@@ -97,7 +97,7 @@ def _steers(base: Any, name: str) -> Callable[..., Any]:
     return method
 
 
-def _given_back(cls: type, func: OpOverload, types: Any, args: Any = (), kwargs: object = None) -> Any:
+def _given_back(cls: type, func: OpOverload, types: object, args: object = (), kwargs: object = None) -> object:
     """An operation of torch takes the number: what it gives is assumed too."""
     return numbers_in_tensors.operate(func, bare(args), bare(kwargs or {}))
 
@@ -113,10 +113,10 @@ _ALONE = ("__neg__", "__abs__", "__pos__", "__round__", "__floor__", "__ceil__",
 def _methods(base: Any, *ending: str) -> dict[str, Any]:
     """What a subclass of ``base`` is made of; ``ending``: methods behind which there is no mark."""
 
-    def text(self: Any) -> str:
+    def text(self: object) -> str:
         return with_mark(base.__repr__(self))
 
-    def spec_text(self: Any, spec: str) -> str:
+    def spec_text(self: object, spec: str) -> str:
         return with_mark(base.__format__(bare(self), spec))
 
     return {
@@ -189,12 +189,12 @@ def bare(value: Any) -> Any:
     return value
 
 
-def is_marked(value: Any) -> bool:
+def is_marked(value: object) -> bool:
     """Whether a number says that it is assumed."""
     return type(value) in _KINDS
 
 
-def holds_marked(value: Any) -> bool:
+def holds_marked(value: object) -> bool:
     """Whether a value is such a number, or a container of Python's own with one in it."""
     if type(value) in _KINDS:
         return True
@@ -221,7 +221,7 @@ _CONVERSION = re.compile(
 _OF_NUMBERS = frozenset("diouxXeEfFgG")
 
 
-def _of_one_element(value: Any) -> bool:
+def _of_one_element(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.numel() == 1
 
 
@@ -264,12 +264,12 @@ def written(target: Any, value: Any) -> Any:
     return _WrittenInt(value) if type(value) is AssumedInt and isinstance(target, torch.Tensor) else value
 
 
-def as_float(*args: object) -> Any:
+def as_float(*args: object) -> object:
     """``float(...)``: of what is assumed, it is too."""
     return _as_number(float, AssumedFloat, args)
 
 
-def as_int(*args: Any, **kwargs: Any) -> Any:
+def as_int(*args: Any, **kwargs: Any) -> object:
     """``int(...)``, likewise."""
     return int(*args, **kwargs) if kwargs else _as_number(int, AssumedInt, args)
 

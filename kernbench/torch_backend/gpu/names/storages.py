@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,14 +51,14 @@ def install(patches: Patches) -> None:
     patches.add(torch.Tensor, "set_", _sets(torch.Tensor.set_))
 
 
-def _whole_of(storage: object) -> tuple[Any, int]:
+def _whole_of(storage: torch.UntypedStorage) -> tuple[torch.UntypedStorage, int]:
     """The storage of which it is a slice, or itself, and the byte at which it begins there."""
     return getattr(storage, _PART, None) or (storage, 0)
 
 
-def _slices(stock: Any) -> Any:
+def _slices(stock: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(stock)
-    def getitem(self: Any, index: object) -> Any:
+    def getitem(self: torch.UntypedStorage, index: object) -> object:
         made = stock(self, index)
         if isinstance(index, slice):
             whole, begin = _whole_of(self)
@@ -68,9 +69,9 @@ def _slices(stock: Any) -> Any:
     return getitem
 
 
-def _sets(stock: Any) -> Any:
+def _sets(stock: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(stock)
-    def set_(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def set_(self: torch.Tensor, *args: Any, **kwargs: Any) -> object:
         source = args[0] if args else kwargs.get("source")
         storage = getattr(source, "_untyped_storage", source)
         if not isinstance(storage, torch.UntypedStorage) or not hasattr(storage, _PART):
@@ -81,8 +82,13 @@ def _sets(stock: Any) -> Any:
 
 
 def _in_whole(
-    dtype: torch.dtype, storage: Any, storage_offset: int = 0, size: Any = None, stride: object = None, **_: Any
-) -> tuple[Any, ...]:
+    dtype: torch.dtype,
+    storage: torch.UntypedStorage,
+    storage_offset: int = 0,
+    size: Any = None,
+    stride: object = None,
+    **_: object,
+) -> tuple[object, ...]:
     """The arguments of ``set_`` that mean the same part of the whole storage. ``storage`` is a slice."""
     whole, begin = _whole_of(storage)
     first, rest = divmod(begin, dtype.itemsize)
@@ -99,7 +105,7 @@ def _in_whole(
 
 
 def _device_of(stock: Any) -> Any:
-    def device(self: Any) -> torch.device:
+    def device(self: torch.UntypedStorage) -> torch.device:
         block, mine = block_of_storage(_whole_of(self)[0]), current_device()
         if block is not None and mine is not None and sys._getframe(1).f_globals.get("__name__") not in _TAKE_BYTES:
             return torch.device("cuda", mine.index_of(block.memory.sip))
@@ -109,9 +115,9 @@ def _device_of(stock: Any) -> Any:
     return device
 
 
-def _new(stock: Any) -> Any:
+def _new(stock: Callable[..., torch.UntypedStorage]) -> Callable[..., torch.UntypedStorage]:
     @functools.wraps(stock)
-    def new(cls: type, *args: object, device: Device = None, **kwargs: object) -> Any:
+    def new(cls: type, *args: object, device: Device = None, **kwargs: object) -> torch.UntypedStorage:
         mine = current_device()
         if mine is None or device is None or (type(device) is not int and torch.device(device).type != "cuda"):
             return stock(cls, *args, **kwargs) if device is None else stock(cls, *args, device=device, **kwargs)
@@ -123,17 +129,17 @@ def _new(stock: Any) -> Any:
     return new
 
 
-def _shared(stock: Any) -> Any:
+def _shared(stock: Callable[..., object]) -> Callable[..., bool]:
     @functools.wraps(stock)
-    def is_shared(self: Any) -> bool:
+    def is_shared(self: torch.UntypedStorage) -> bool:
         return self.is_cuda or bool(stock(self))
 
     return is_shared
 
 
-def _copies(stock: Any) -> Any:
+def _copies(stock: Callable[..., object]) -> Callable[..., object]:
     @functools.wraps(stock)
-    def copy_(self: Any, source: Any, non_blocking: bool | None = None) -> Any:
+    def copy_(self: torch.UntypedStorage, source: Any, non_blocking: bool | None = None) -> object:
         given = [_whole_of(getattr(each, "_untyped_storage", each))[0] for each in (self, source)]
         if current_device() is None or not any(map(block_of_storage, given)):
             return stock(self, source, non_blocking)
