@@ -301,7 +301,7 @@ class RankSide(Uplink):
     def _wait_on_stream(self, op: Operation) -> None:
         if not op.executed or op.error is not None:
             self.call("await_values", self.number(op))
-        self.host.let_wait(self.host.stream, (op,))
+        self.host.let_wait(self.host.stream_on(op.sip), (op,))
 
     # -- meeting others ----------------------------------------------------------------------------------------------
 
@@ -383,7 +383,7 @@ class RankSide(Uplink):
         streams.touch(me, op, inputs, outputs)
         matter = that_matter(signature.op, signature.root, self.rank, inputs)
         number, posted = self._bring(op, inputs, outputs, matter)
-        me.tails[group.stream] = op
+        me.tails[op.stream] = op
         self.cast(
             "post", number, self._number_of(group), tuple(signature), posted.inputs, posted.outputs,
             (op.name, op.sip, op.stream, op.enqueue, op.host, op.nbytes, op.operands), me.clock, me.stream, me.sip,

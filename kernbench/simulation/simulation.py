@@ -270,7 +270,7 @@ class Simulation:
         return max(host.clock, self.engine.now) if host is self.hosts.main else host.clock
 
     def wait_on_stream(self, op: Operation) -> None:
-        """Let this rank's current stream wait for ``op``, while its host goes on: what NCCL's ``wait`` does (ADR 0070).
+        """Let the stream that is current on ``op``'s GPU wait for it, while the host goes on: NCCL's ``wait`` (ADR 0070).
 
         The values must be there for what the host computes next, so the rank is blocked until all members of the collective
         have arrived; no virtual time passes for its host. Raises what made it fail.
@@ -278,9 +278,10 @@ class Simulation:
         needed = not op.executed and op.error is None
         self.waits.wait_for_values(op, self.runs.values_of(op) if needed else None)
         host = self.hosts.current()
-        host.let_wait(host.stream, (op,))
+        stream = host.stream_on(op.sip)
+        host.let_wait(stream, (op,))
         if host.order is not None:
-            host.order.stream_waits_for_work(host.stream, getattr(op, "moment", None))
+            host.order.stream_waits_for_work(stream, getattr(op, "moment", None))
 
     def limit(self, op: Operation, seconds: float, number: int, group: Communicator, asked_for: bool) -> None:
         """Let a collective or message fail with ``torch.distributed.DistBackendError`` if it has not started ``seconds`` of

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import kernbench
 
@@ -196,3 +198,30 @@ def test_races_between_gpus(waits: bool) -> None:
         else:
             with pytest.raises(Exception, match="race: read after write"):
                 ctx.multiprocessing.spawn(body, nprocs=1)
+
+
+@pytest.mark.parametrize("isolation", ["carrier", "process"])
+@pytest.mark.parametrize("name", ["all_reduce", "send"])
+def test_communication_is_on_the_gpu_of_its_tensors(name: str, isolation: Any) -> None:
+    """In order with the stream that is current there."""
+
+    def body(rank: int) -> None:
+        dist.init_process_group("nccl", rank=rank, world_size=2)
+        torch.cuda.set_device(2 * rank)
+        x = torch.ones(SIZE, SIZE, device=f"cuda:{2 * rank + 1}")
+        y = x @ x
+        if name == "all_reduce":
+            dist.all_reduce(y)
+        else:
+            (dist.recv if rank else dist.send)(y, 1 - rank)
+        y @ y
+        torch.cuda.synchronize(2 * rank + 1)
+
+    with kernbench.simulate(system="dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(body, nprocs=2, isolation=isolation)
+        for rank in range(2):
+            found = [op for op in ctx.engine.op_log.records() if op.rank == rank and op.sip == 2 * rank + 1]
+            wanted = [op for op in found if op.name.partition(".")[0] in ("mm", "all_reduce", "send", "recv")]
+            ends = [(op.start or 0.0, op.end or 0.0) for op in wanted]
+            assert len(ends) == 3
+            assert all(before[1] <= after[0] for before, after in itertools.pairwise(ends)), ends

@@ -157,7 +157,7 @@ class Matcher:
             self.pending.append(collective)
         if there == group.expected:
             self._matched.append(collective)
-        me.tails[group.stream] = op
+        me.tails[op.stream] = op
         if arrival.splits is None:
             count = plan.elements(arrival.inputs or arrival.outputs)
             load = plan.loads.get(count) or self._load(plan, count, (*wholes(arrival.inputs), *wholes(arrival.outputs)))

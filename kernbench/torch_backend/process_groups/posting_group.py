@@ -321,6 +321,13 @@ class PostingGroup(AbsentInGroups, STOCK):
             there = block_of(tensor)
             if there is not None:
                 block, on_gpus = block or there, on_gpus + 1
+        simulation, host = self.simulation, self.simulation.hosts.current()
+        if block is not None and block.memory.sip != host.sip and not block.shared:  # of another GPU than the current one
+            with host.driving(block.memory.sip):
+                return self._post(
+                    op, inputs, outputs, opts, shape=shape, dtype=dtype, reduction=reduction, root=root, splits=splits,
+                    given=given, algorithm=algorithm,
+                )  # fmt: skip
         for tensor in wholes(outputs):
             if tensor.is_sparse:
                 raise ValueError(f"{op}: sparse tensors are supported by all_reduce only")
@@ -337,7 +344,6 @@ class PostingGroup(AbsentInGroups, STOCK):
         if plan is None:
             plan = communicator.calls[call] = communicator.plan(self._signature(*call))
         self._sequence += 1
-        simulation, host = self.simulation, self.simulation.hosts.current()
         if host.unsettled:
             simulation.values.settle_stream()
         if communicator.players is not None:
@@ -504,9 +510,11 @@ class PostingGroup(AbsentInGroups, STOCK):
             eager = self.bound_device_id is not None
             route = MessageRoute("pair" if batch is None and not eager else "group", batch, eager)
             self._count_memory_of_message(tensor, peer, route)
-        operation = self.matcher.mailbox.post(
-            self.communicator, moved, peer=self.communicator.ranks[peer], tag=tag, sends=op == "send", route=route
-        )
+        host, block = self.simulation.hosts.current(), block_of(tensor)
+        with host.driving(host.sip if block is None or block.shared else block.memory.sip):
+            operation = self.matcher.mailbox.post(
+                self.communicator, moved, peer=self.communicator.ranks[peer], tag=tag, sends=op == "send", route=route
+            )
         self._limit(operation, None)
         return self._work(operation, (tensor,), source)
 
