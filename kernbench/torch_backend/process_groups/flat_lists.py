@@ -16,6 +16,7 @@ import torch
 from kernbench.memory.ledger import COMMUNICATION, claim
 from kernbench.sim_engine import Operation
 from kernbench.simulation.memory.storages import Block
+from kernbench.simulation.ranks.hosts import Host
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.gpu.tensors.placement import PLAIN, block_of, put
 from kernbench.torch_backend.hollow.shapes import Described, allocate
@@ -45,20 +46,29 @@ class FlatList:
         self._block: Block = block.memory.hold(sum(part.numel() * part.element_size() for part in parts))
         claim(self._block.entry, COMMUNICATION)
 
-    def copy(self, stream: str, *, behind: str | None = None) -> Operation:
-        """The copies from or to the list, on a stream; ``behind``: another stream, whose operations they follow.
+    def copy_before(self, stream: str) -> Operation:
+        """The copies from the list, on a group's stream, behind what is on the current one."""
+        host = self._simulation.hosts.current()
+        with host.driving(self._block.memory.sip):
+            stream = self._simulation.streams.name_for(host, stream)
+            host.let_wait(stream, host.before(host.stream))
+            return self._copy(host, stream)
 
-        They are one entry of the timeline, and a launch each for the host.
-        """
-        simulation, host = self._simulation, self._simulation.hosts.current()
+    def copy_after(self, stream: str) -> Operation:
+        """The copies to the list, on the stream of the collective."""
+        host = self._simulation.hosts.current()
+        with host.driving(self._block.memory.sip):
+            return self._copy(host, stream)
+
+    def _copy(self, host: Host, stream: str) -> Operation:
+        """One entry of the timeline, and a launch for each for the host."""
+        simulation = self._simulation
         copies, first = len(self._parts), self._parts[0]
         shapes = ((first.shape, first.dtype),)
         one = simulation.op_costs.of("aten::copy_", shapes, shapes)
         all_of_them = replace(
             one, seconds=one.seconds * copies, low=one.low * copies, high=one.high * copies, nbytes=one.nbytes * copies
         )
-        if behind is not None:
-            host.let_wait(stream, host.before(behind))
         if host.capture is not None and stream != host.stream:
             host.capture.streams.admit(stream)
         current, host.stream = host.stream, stream

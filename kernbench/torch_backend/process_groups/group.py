@@ -130,7 +130,7 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
         flat = self._flat("all_gather", tensor, outputs)
         work = self._post("all_gather", (tensor,), outputs, opts, shape=shape, dtype=tensor.dtype, splits=splits)
         if flat is not None:
-            work.operations = (*work.operations, flat.copy(work.operation.stream))
+            work.operations = (*work.operations, flat.copy_after(work.operation.stream))
             work.flat = flat
             flat.write()
         return work
@@ -219,8 +219,7 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
         shape, splits = self._cells("reduce_scatter", "wants", tensor, "input", inputs)
         flat = self._flat("reduce_scatter", tensor, inputs)
         if flat is not None:
-            host = self.simulation.hosts.current()
-            flat.copy(self.simulation.streams.name_for(host, self.communicator.stream), behind=host.stream)
+            flat.copy_before(self.communicator.stream)
         work = self._post(
             "reduce_scatter", inputs, (tensor,), opts, shape=shape, dtype=tensor.dtype, splits=splits,
             reduction=reduction_of(opts),

@@ -322,7 +322,9 @@ class PostingGroup(AbsentInGroups, STOCK):
             if there is not None:
                 block, on_gpus = block or there, on_gpus + 1
         simulation, host = self.simulation, self.simulation.hosts.current()
-        if block is not None and block.memory.sip != host.sip and not block.shared:  # of another GPU than the current one
+        if (
+            block is not None and block.memory.sip != host.sip and not block.shared
+        ):  # of another GPU than the current one
             with host.driving(block.memory.sip):
                 return self._post(
                     op, inputs, outputs, opts, shape=shape, dtype=dtype, reduction=reduction, root=root, splits=splits,
