@@ -189,8 +189,8 @@ class Strand:
             return self.name
         if self.host is None:
             return "host"
-        if self.name == "compute":
-            return "the default stream"
+        if self.name.startswith("compute"):  # that of another GPU than the rank's own goes on
+            return self.name.replace("compute", "the default stream", 1)
         return f"collectives ({self.name})" if self.collective else self.name
 
 
