@@ -34,6 +34,7 @@ def _accelerator() -> None:
 
 def _tensor_types() -> None:
     x = torch.cuda.FloatTensor([1.0, 2.0])  # type: ignore[call-arg]
+    assert torch.cuda.FloatTensor(1, device=None).is_cuda  # type: ignore[call-arg]
     assert (x.type(), x.tolist(), isinstance(x, torch.cuda.FloatTensor)) == ("torch.cuda.FloatTensor", [1.0, 2.0], True)
     for args, named in [((), {}), ((2, 3), {}), ((torch.Size([4]),), {}), ((), {"size": (2, 3)}), ((), {"size": ()})]:
         on_host = torch.LongTensor(*args, **named)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch.cuda import comm
 
@@ -77,3 +78,44 @@ def test_data_parallel_trains_as_one_gpu_does() -> None:
     one, several = _one_rank(lambda: losses(False)), _one_rank(lambda: losses(True))
     torch.testing.assert_close(torch.tensor(one), torch.tensor(several))  # sums of parts round otherwise
     assert one[-1] < one[0]
+
+
+def _refused() -> None:
+    x, y = torch.ones(2, 5, device=0), torch.ones(2, 5, device=1)
+    out = [torch.empty(1, 5, device=0), torch.empty(1, 5, device=1)]
+    for call, words in (
+        (lambda: comm.scatter(x, ()), "Expected at least one device to scatter to"),
+        (lambda: comm.scatter(x, [0, 1], chunk_sizes=[1, 1, 0]), r"same length, but got len\(devices\) = 2"),
+        (lambda: comm.scatter(x, out=[]), "Expected at least one output tensor to scatter to"),
+        (lambda: comm.scatter(x, out=[out[0].cpu(), out[1]]), "but output tensor at index 0 has device 'cpu'"),
+        (lambda: comm.scatter(x, out=[out[0].unsqueeze(0), out[1]]), "Output tensor at index 0 has incorrect shape"),
+        (lambda: comm.scatter(x, out=[out[0], y]), "Total size for output tensors along scatter dim 0 does not match"),
+        (lambda: comm.gather(()), "Expected at least one tensor to gather from"),
+        (lambda: comm.gather((x.cpu(), y)), "Expected all input tensors to be CUDA tensors"),
+        (lambda: comm.gather((x, y.unsqueeze(0))), "Expected all input tensors to have the same number of dimensions"),
+        (lambda: comm.gather((x, y[:, 1:])), "Input tensor at index 1 has invalid shape"),
+        (lambda: comm.gather((x, y), out=torch.empty(4, device=0)), "Expected out tensor to have shape"),
+        (lambda: comm.broadcast(x, out=[x.cpu()]), "Expected all output tensors to be CUDA tensors, but output tensor"),
+        (lambda: comm.broadcast(x, out=[y.unsqueeze(0)]), "to have same shape as the source .+ at index 0"),
+    ):
+        with pytest.raises(RuntimeError, match=words):
+            call()
+
+
+def test_what_cannot_be_copied_is_refused_in_torchs_words() -> None:
+    _one_rank(_refused)
+
+
+def test_copies_together_are_tensors_of_their_own() -> None:
+    def body() -> None:
+        x, y = torch.ones(3, device="cuda"), torch.full((2,), 2.0, device="cuda")
+        sparse = torch.eye(3, device="cuda").to_sparse()
+        _, (one, other, third) = comm.broadcast_coalesced([x, sparse, y], [0, 1])
+        assert third.device == other.device == one.device == torch.device("cuda", 1)
+        assert torch.equal(other.to_dense().cpu(), torch.eye(3))
+        versions = one._version, third._version
+        one.zero_()
+        assert (one._version, third._version) == (versions[0] + 1, versions[1])
+        assert third.tolist() == [2.0, 2.0]
+
+    _one_rank(body)

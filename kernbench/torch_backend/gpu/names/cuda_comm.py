@@ -62,7 +62,15 @@ def _on(index: int) -> torch.device:
 def _scatter(
     tensor: Tensor, devices: Sequence[int], chunk_sizes: Sequence[int] | None, dim: int, streams: Sequence[Any] | None
 ) -> list[Tensor]:
-    """The parts of ``tensor`` along ``dim``, one on each GPU; on ``streams`` where there are."""
+    """The parts of ``tensor`` along ``dim``, one on each GPU; on ``streams`` where there are. Raises RuntimeError, as torch
+    does, without a GPU, or if there are not as many sizes."""
+    _require(bool(devices), "Expected at least one device to scatter to")
+    if chunk_sizes:
+        _require(
+            len(chunk_sizes) == len(devices),
+            f"Expected devices and chunk_sizes to be of same length, but got len(devices) = {len(devices)} and "
+            f"len(chunk_sizes) = {len(chunk_sizes)}",
+        )
     chunks = tensor.split(list(chunk_sizes), dim) if chunk_sizes else tensor.chunk(len(devices), dim)
     out = []
     for place, (chunk, device) in enumerate(zip(chunks, devices, strict=False)):
@@ -73,20 +81,55 @@ def _scatter(
 
 
 def _scatter_out(tensor: Tensor, out: Sequence[Tensor], dim: int, streams: Sequence[object] | None) -> list[Tensor]:
+    """The same into tensors that there are. Raises RuntimeError, as torch does, if they are not those parts."""
+    _require(bool(out), "Expected at least one output tensor to scatter to")
+    _require_gpus(out, "output")
+    wanted, along = _but(tensor, dim), 0
+    for place, part in enumerate(out):
+        _require(
+            part.dim() == tensor.dim() and _but(part, dim) == wanted,
+            f"Output tensor at index {place} has incorrect shape: {[*part.shape]}",
+        )
+        along += part.shape[dim]
+    _require(
+        along == tensor.shape[dim],
+        f"Total size for output tensors along scatter dim {dim % tensor.dim()} does not match the input size along dim "
+        f"{dim % tensor.dim()}: {tensor.shape[dim]}, got {along}",
+    )
     for part, chunk in zip(out, tensor.split([part.shape[dim] for part in out], dim), strict=True):
         part.copy_(chunk, non_blocking=True)
     return list(out)
 
 
 def _gather(tensors: Sequence[Tensor], dim: int, destination: int | None) -> Tensor:
-    """All parts along ``dim``, on one GPU (None: the current one) or on the host (-1)."""
+    """All parts along ``dim``, on one GPU (None: the current one) or on the host (-1). Raises RuntimeError, as torch does, if
+    one is on the host, or does not fit the others."""
+    _require(bool(tensors), "Expected at least one tensor to gather from")
+    _require_gpus(tensors, "input")
+    first = tensors[0]
+    for place, tensor in enumerate(tensors):
+        _require(
+            tensor.dim() == first.dim(),
+            f"Expected all input tensors to have the same number of dimensions, but tensor at index {place} has "
+            f"{tensor.dim()} dimensions, (expected {first.dim()})",
+        )
+        _require(
+            _but(tensor, dim) == _but(first, dim),
+            f"Input tensor at index {place} has invalid shape {[*tensor.shape]}, but expected {[*first.shape]}, but for dim "
+            f"{dim}",
+        )
     device = _on(torch.cuda.current_device() if destination is None else destination)
     goes_on = device.type == "cuda"  # what comes to the host is not pinned: it is waited for
     return torch.cat([tensor.to(device, non_blocking=goes_on) for tensor in tensors], dim)
 
 
 def _gather_out(tensors: Sequence[Tensor], out: Tensor, dim: int) -> Tensor:
-    return out.copy_(_gather(tensors, dim, out.device.index if out.is_cuda else -1))
+    gathered = _gather(tensors, dim, out.device.index if out.is_cuda else -1)
+    _require(
+        out.shape == gathered.shape,
+        f"Expected out tensor to have shape {[*gathered.shape]}, but got {[*out.shape]}",
+    )
+    return out.copy_(gathered)
 
 
 def _broadcast(tensor: Tensor, devices: Sequence[int]) -> list[Tensor]:
@@ -95,7 +138,14 @@ def _broadcast(tensor: Tensor, devices: Sequence[int]) -> list[Tensor]:
 
 
 def _broadcast_out(tensor: Tensor, out: Sequence[Tensor]) -> list[Tensor]:
-    for copy in out:
+    """The same into tensors that there are. Raises RuntimeError, as torch does, of one on the host, or of another shape."""
+    _require_gpus(out, "output")
+    for place, copy in enumerate(out):
+        _require(
+            copy.shape == tensor.shape,
+            f"Expected all output tensors to have same shape as the source tensor with size {[*tensor.shape]}, but output "
+            f"tensor at index {place} has shape {[*copy.shape]}",
+        )
         copy.copy_(tensor, non_blocking=True)
     return list(out)
 
@@ -103,17 +153,45 @@ def _broadcast_out(tensor: Tensor, out: Sequence[Tensor]) -> list[Tensor]:
 def _broadcast_coalesced(tensors: Sequence[Tensor], devices: Sequence[int], buffer_size: int) -> list[list[Tensor]]:
     """All of ``tensors`` on each GPU, copied together, one copy to each per type; where they are, themselves.
 
-    ``buffer_size``, bytes of one copy, is taken to be enough.
+    ``buffer_size``, bytes of one copy, is taken to be enough. Sparse tensors are copied one by one.
     """
     out: list[list[Tensor]] = [list(tensors), *([*tensors] for _ in devices[1:])]
-    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-        places = [place for place, tensor in enumerate(tensors) if tensor.dtype is dtype]
+    packs: dict[torch.dtype, list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        if tensor.layout is torch.strided:
+            packs.setdefault(tensor.dtype, []).append(place)
+        else:
+            for copies, device in zip(out[1:], devices[1:], strict=True):
+                copies[place] = tensor.to(_on(device), non_blocking=True)
+    for places in packs.values():
         packed = torch.cat([tensors[place].reshape(-1) for place in places])
         for copies, device in zip(out[1:], devices[1:], strict=True):
             parts = packed.to(_on(device), non_blocking=True).split([tensors[place].numel() for place in places])
             for place, part in zip(places, parts, strict=True):
-                copies[place] = part.view(tensors[place].shape)
+                copies[place] = part.view(tensors[place].shape).data  # each has a version of its own
     return out
+
+
+def _but(tensor: Tensor, dim: int) -> list[int]:
+    """The sizes of a tensor, without that of a dimension."""
+    sizes = list(tensor.shape)
+    del sizes[dim]
+    return sizes
+
+
+def _require(holds: bool, words: str) -> None:
+    if not holds:
+        raise RuntimeError(words)
+
+
+def _require_gpus(tensors: Sequence[Tensor], kind: str) -> None:
+    """Raise RuntimeError if one is on the host."""
+    for place, tensor in enumerate(tensors):
+        _require(
+            tensor.is_cuda,
+            f"Expected all {kind} tensors to be CUDA tensors, but {'output ' if kind == 'output' else ''}tensor at index "
+            f"{place} has device '{tensor.device}'",
+        )
 
 
 # -- torch.cuda.nccl ---------------------------------------------------------------------------------------------------

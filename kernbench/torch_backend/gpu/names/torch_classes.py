@@ -135,6 +135,7 @@ class _TensorKind(type):
 
     def __call__(cls, *args: object, size: Any = None, device: Device = "cuda") -> Any:
         """Of a size, uninitialized, or of data, as torch's own types are called."""
+        device = "cuda" if device is None else device
         if len(args) == 1 and isinstance(args[0], torch.Tensor):
             return args[0].to(device, cls.dtype)
         if len(args) == 1 and not isinstance(args[0], int | torch.SymInt | torch.Size):
