@@ -9,6 +9,8 @@ import triton.language as tl
 from triton.tools.ragged_tma import create_ragged_descriptor, load_ragged, store_ragged
 from triton.tools.tensor_descriptor import TensorDescriptor
 
+from tests.triton_fixtures import ROUNDING
+
 
 @triton.jit
 def masked_kernel(x_ptr, out_ptr, n, N: tl.constexpr):
@@ -213,6 +215,7 @@ def gather_kernel(source, out_ptr, BLOCK: tl.constexpr):
     tl.store(out_ptr + i[:, None] * BLOCK + i[None, :], source.gather(i, 0))
 
 
+@ROUNDING
 def test_a_host_descriptor_that_rounds_to_tf32():
     """One compiled kernel reads rounded and unrounded numbers, as its descriptor says."""
     x = torch.randn(16, 16) * torch.exp2(torch.randint(-30, 30, (16, 16)).float())

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import kernbench
+from tests.triton_fixtures import ROUNDING
 
 triton = pytest.importorskip("triton", reason="Triton exists for Linux only")
 tl = pytest.importorskip("triton.language")
@@ -159,6 +160,7 @@ def described_copy_kernel(source, target):
     target.store([0, 0], source.load([0, 0]))
 
 
+@ROUNDING
 def test_a_descriptor_reads_in_its_ranks_own_way() -> None:
     """One compiled kernel serves descriptors that round and those that do not."""
     descriptor = pytest.importorskip("triton.tools.tensor_descriptor").TensorDescriptor.from_tensor

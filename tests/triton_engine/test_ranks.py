@@ -9,6 +9,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernbench.errors import DeadlockError, MemoryAccessError
 from kernbench.triton_engine import Execution, execute
+from tests.triton_fixtures import ROUNDING
 
 from .programs import barrier_kernel, either_kernel, scale_kernel, swizzled_matmul_kernel
 
@@ -111,7 +112,13 @@ def described_copy_kernel(source, target):
     target.store([0, 0], source.load([0, 0]))
 
 
-@pytest.mark.parametrize("other", [{"padding": "nan"}, {"round_f32_to_tf32": True}], ids=["padding", "rounding"])
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param({"padding": "nan"}, id="padding"),
+        pytest.param({"round_f32_to_tf32": True}, id="rounding", marks=ROUNDING),
+    ],
+)
 def test_descriptors_of_ranks_that_read_differently_are_refused(collected, other):
     """The compiled kernel is the same for both, and one rank's way of reading is not the other's."""
     x, out = torch.randn(8, 8), torch.zeros(16, 16)
