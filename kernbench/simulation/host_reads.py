@@ -59,7 +59,7 @@ class HostReads:
                 self.hooks.host_read(tensor, name)
             self.await_values(tensor, stored)
             if isinstance(stored, Block) and name in COPIES:
-                self.to_host(None if stored.shared else stored.memory.sip, 1 if name in _VERDICTS else tensor.nbytes)
+                self.to_host(stored.own_sip, 1 if name in _VERDICTS else tensor.nbytes)
 
     def await_values(self, tensor: torch.Tensor, stored: Stored | None) -> None:
         """Have what launches write into ``tensor`` computed; no virtual time passes. Raises what made one of them fail."""
@@ -90,7 +90,7 @@ class HostReads:
             self.synchronizing(host)
         topology = self.engine.topology
         share = 1.0 if pinned else topology.device.host_link.pageable
-        with host.driving(host.sip if sip is None else sip):
+        with host.driving(sip):
             cost = copy_cost(topology.host_route(host.sip, "d2h"), nbytes, share=share)
             op = self.streams.enqueue(host, "device to host", cost)
             if waits:

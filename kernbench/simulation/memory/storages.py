@@ -190,6 +190,11 @@ class Block(Stored):
         if self.entry is not None:
             self.owner.give_back(self.entry)
 
+    @property
+    def own_sip(self) -> int | None:
+        """The SIP on which an operation on it is; None: memory that ranks share is reached from the one that a host drives."""
+        return None if self.shared else self.memory.sip
+
     def take_over(self, note: Stored) -> None:
         """It was known so far by ``note``: here or on the host, it has the same values."""
         self.stand_in, self.missing, self.kept = note.stand_in, note.missing, note.kept

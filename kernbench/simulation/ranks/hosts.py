@@ -201,10 +201,10 @@ class Host:
             self.stream, self.sip = self.stream_on(sip), sip
 
     @contextmanager
-    def driving(self, sip: int) -> Iterator[None]:
-        """Drive a SIP for the length of a block."""
+    def driving(self, sip: int | None) -> Iterator[None]:
+        """Drive a SIP for the length of a block; None: the one that it drives."""
         before = self.sip
-        self.drive(sip)
+        self.drive(before if sip is None else sip)
         try:
             yield
         finally:

@@ -168,9 +168,9 @@ def looks(device: RankDevice, name: str, values: Any) -> None:
 
 def _stream_of(device: RankDevice, tensors: Sequence[torch.Tensor]) -> str:
     """The stream that is current on the GPU of tensors, where the host's copies of them are."""
-    blocks = (block_of(each) for each in tensors)
-    own = next((each for each in blocks if each is not None and not each.shared), None)
-    return device.host.stream if own is None else device.host.stream_on(own.memory.sip)
+    sips = (block.own_sip for block in map(block_of, tensors) if block is not None)
+    own = next((sip for sip in sips if sip is not None), device.host.sip)
+    return device.host.stream_on(own)
 
 
 def sent(device: RankDevice, sources: Sequence[torch.Tensor], made: Sequence[torch.Tensor], *, goes_on: bool) -> None:

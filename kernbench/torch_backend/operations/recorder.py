@@ -391,7 +391,7 @@ class Recorder(TorchDispatchMode):
             host.detours -= custom
         if operator.kind == CUSTOM and not (host.unrecorded or self._hosts.inside_kernel):
             there = _elsewhere(device, args, kwargs)
-            with nullcontext() if there is None else host.driving(there):
+            with host.driving(there):
                 self._record(call, launched=runs or host.tails.marks() != tails)
         return call.result
 
@@ -418,11 +418,9 @@ def _elsewhere(device: RankDevice, args: Any, kwargs: Any) -> int | None:
         return None
     block = next(filter(None, map(block_of, listed_tensors(args))), None)
     if block is not None:
-        sip = device.host.sip if block.shared or block.mapped else block.memory.sip
-    elif named:
-        sip = device.sip(wanted)
+        sip = block.own_sip
     else:
-        return None
+        sip = device.sip(wanted) if named else None
     return None if sip == device.host.sip else sip
 
 
@@ -440,7 +438,7 @@ def _before_host_read(device: RankDevice, name: str, tensor: torch.Tensor) -> No
     if block is None:
         simulation.host_reads.finish_stream(host.stream)
         return
-    simulation.host_reads.to_host(None if block.shared else block.memory.sip, tensor.element_size())
+    simulation.host_reads.to_host(block.own_sip, tensor.element_size())
     if block.shared:
         device.look_around(name)
 

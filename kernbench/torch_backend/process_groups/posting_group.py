@@ -322,10 +322,8 @@ class PostingGroup(AbsentInGroups, STOCK):
             if there is not None:
                 block, on_gpus = block or there, on_gpus + 1
         simulation, host = self.simulation, self.simulation.hosts.current()
-        if (
-            block is not None and block.memory.sip != host.sip and not block.shared
-        ):  # of another GPU than the current one
-            with host.driving(block.memory.sip):
+        if block is not None and block.own_sip not in (None, host.sip):  # of another GPU than the current one
+            with host.driving(block.own_sip):
                 return self._post(
                     op, inputs, outputs, opts, shape=shape, dtype=dtype, reduction=reduction, root=root, splits=splits,
                     given=given, algorithm=algorithm,
@@ -513,7 +511,7 @@ class PostingGroup(AbsentInGroups, STOCK):
             route = MessageRoute("pair" if batch is None and not eager else "group", batch, eager)
             self._count_memory_of_message(tensor, peer, route)
         host, block = self.simulation.hosts.current(), block_of(tensor)
-        with host.driving(host.sip if block is None or block.shared else block.memory.sip):
+        with host.driving(None if block is None else block.own_sip):
             operation = self.matcher.mailbox.post(
                 self.communicator, moved, peer=self.communicator.ranks[peer], tag=tag, sends=op == "send", route=route
             )

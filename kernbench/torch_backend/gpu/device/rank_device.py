@@ -281,7 +281,7 @@ class RankDevice:
             if simulation.hooks is not None:
                 simulation.hooks.host_read(outputs[0], "cpu")
             block = None if source is None else block_of(source)
-            sip = None if block is None or block.shared else block.memory.sip
+            sip = None if block is None else block.own_sip
             simulation.host_reads.to_host(sip, nbytes, waits=waits, pinned=is_pinned(outputs[0]))
             return
         with self.host.driving(memory.sip):
