@@ -14,7 +14,7 @@ from torch.types import Device
 
 from kernbench.errors import KernbenchError
 from kernbench.order import Moment
-from kernbench.sim_engine.operation import Operation, is_default
+from kernbench.sim_engine.operation import Operation, is_default, shown
 from kernbench.simulation.ranks.accelerator_errors import cuda_error
 from kernbench.simulation.ranks.captured_streams import Known
 from kernbench.simulation.ranks.graph_capture import CAPTURED_EVENT, NOT_PERMITTED, GraphCapture
@@ -92,7 +92,7 @@ class Stream:
         return hash((self.name, self.device))
 
     def __repr__(self) -> str:
-        return f"<torch.cuda.Stream device={self.device} {self.name} (simulated)>"
+        return f"<torch.cuda.Stream device={self.device} {shown(self.name)} (simulated)>"
 
     def __enter__(self) -> Any:
         self._before = _current_streams(self)
