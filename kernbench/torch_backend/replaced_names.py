@@ -20,7 +20,7 @@ import torch.distributed.distributed_c10d
 
 from kernbench.torch_backend.compiled import described_gpu, graphs
 from kernbench.torch_backend.features import operator_libraries, operator_registrations
-from kernbench.torch_backend.gpu.device import gradient_devices
+from kernbench.torch_backend.gpu.device import backward_streams, gradient_devices
 from kernbench.torch_backend.gpu.device.devices import Devices, HostDevices, compares_devices
 from kernbench.torch_backend.gpu.kernels import (
     autocasting,
@@ -186,7 +186,7 @@ class ReplacedNames:
         for module in (
             cuda_names, build_names, library_settings, memory_names, memory_owners, torch_classes, torch_functions, storages,
             autocasting, fused_operators, fused_cells, recurrent_layers, fused_attention, tensor_methods, tensor_groups,
-            profiling, host_results, triton_benchmarks, gradient_devices,
+            profiling, host_results, triton_benchmarks, gradient_devices, backward_streams,
         ):  # fmt: skip
             module.install(names)
         names.set(fused_attention, "compares", compares_devices)

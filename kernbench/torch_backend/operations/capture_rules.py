@@ -14,7 +14,7 @@ import torch
 
 from kernbench.simulation.memory.tensor_queries import listed_tensors
 from kernbench.simulation.ranks.graph_capture import OUTSIDE, GraphCapture
-from kernbench.torch_backend.gpu.device.gradient_streams import gradient_of, stream_at
+from kernbench.torch_backend.gpu.device.gradient_streams import gradient_of
 from kernbench.torch_backend.gpu.device.rank_device import UNPINNED
 from kernbench.torch_backend.gpu.tensors.pinning import is_pinned
 from kernbench.torch_backend.gpu.tensors.placement import block_of
@@ -50,7 +50,7 @@ def _refuse_outside(call: OperatorCall, graph: GraphCapture) -> None:
     if number is None or number >= graph.first_node:
         return
     host = call.device.host
-    if stream_at(call.device.streams_since, number, host) == host.default_stream(host.sip):
+    if call.device.stream_changes.at(number, host.sip) == host.default_stream(host.sip):
         graph.forbid(OUTSIDE)
 
 

@@ -1,25 +1,19 @@
-"""On which GPU and stream the gradient of a program's own function is computed: the GPU of the gradients which come back to it,
-and the stream of its forward pass.
+"""On which GPU the gradient of a program's own function is computed: that of the gradients which come back to it.
 
 On hardware each GPU has a thread of autograd's, whose current device it is, whatever the caller's is: what a ``backward`` makes
-on ``cuda`` is beside its gradients. Here the caller's thread runs it, and the rank drives that GPU and that stream meanwhile.
-What comes before and after it is on the caller's stream, and in order with it. In a capture the stream is the caller's.
+on ``cuda`` is beside its gradients. Here the caller's thread runs it, and the rank drives that GPU meanwhile.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.autograd.function import BackwardCFunction
 
-from kernbench.torch_backend.gpu.device import streams
 from kernbench.torch_backend.gpu.device.devices import current_device
-from kernbench.torch_backend.gpu.device.gradient_streams import gradient_of, stream_at
-from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -31,22 +25,6 @@ RELIES_ON = (
         has=("apply",),
     ),
 )  # fmt: skip
-
-
-@contextlib.contextmanager
-def _on_stream_of_forward(mine: RankDevice) -> Iterator[None]:
-    host, number = mine.host, gradient_of() if mine.streams_since else None
-    name = None if number is None or host.capture is not None else stream_at(mine.streams_since, number, host)
-    if name is None or name == host.stream:
-        yield
-        return
-    caller, forward = streams.current_stream(), streams.Stream(name=name)
-    forward.wait_stream(caller)
-    try:
-        with streams.StreamContext(forward):
-            yield
-    finally:
-        caller.wait_stream(forward)
 
 
 def _first_on_gpu(gradients: Any) -> torch.device | None:
@@ -66,7 +44,7 @@ def _beside_its_gradients(stock: Callable[..., Any]) -> Callable[..., Any]:
         mine, there = current_device(), _first_on_gpu(gradients)
         if mine is None or there is None:
             return stock(node, *gradients)
-        with mine.host.driving(mine.sip(there)), _on_stream_of_forward(mine):
+        with mine.host.driving(mine.sip(there)):
             return stock(node, *gradients)
 
     return apply

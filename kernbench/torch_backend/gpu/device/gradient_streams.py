@@ -5,7 +5,9 @@ Autograd numbers its nodes; a rank notes the number at which it went on to anoth
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -31,8 +33,13 @@ sequence_number: Any = torch.autograd._get_sequence_nr
 MOST = 4096
 """Changes of stream that are remembered."""
 
-Changes = deque[tuple[int, int, str]]
-"""When a rank went on to which stream: the number of the node that was next, the SIP and the stream's name; the latest ones."""
+_FIRST = itemgetter(0)
+
+
+def node_number(node: Any) -> int | None:
+    """Autograd's number of a node; None: it has none, as what adds to the gradient of a leaf."""
+    number = int(node._sequence_nr())
+    return None if number >= 1 << 63 else number
 
 
 def gradient_of() -> int | None:
@@ -40,16 +47,49 @@ def gradient_of() -> int | None:
     if torch._C._current_graph_task_id() < 0:
         return None
     node: Any = torch._C._current_autograd_node()
-    number = None if node is None else int(node._sequence_nr())
-    return None if number is None or number >= 1 << 63 else number
+    return None if node is None else node_number(node)
 
 
-def stream_at(changes: Changes, number: int, host: Host) -> str | None:
-    """The stream that was current, when a node was made, on the SIP that ``host`` drives; None: not known any more."""
-    found = None if len(changes) == MOST else host.default_stream(host.sip)
-    for first, sip, name in changes:
-        if first > number:
-            break
+class StreamChanges:
+    """When a rank went on to which streams, by the numbers of the nodes that were next: the latest :data:`MOST` changes between
+    which nodes were made.
+
+    Args:
+        host: the rank's.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._since: deque[tuple[int, int, str]] = deque(maxlen=MOST)
+
+    def __bool__(self) -> bool:
+        """Whether any is known: nodes may have been made on other streams than the default ones."""
+        return bool(self._since)
+
+    @property
+    def sips(self) -> set[int]:
+        """On which SIPs it changed."""
+        return {sip for _, sip, _ in self._since}
+
+    def go_on(self, sip: int, name: str) -> None:
+        """The rank enqueues on another stream of a SIP from now on. Gradients of what it computes there will be on it, too."""
+        host = self._host
+        if name == host.stream_on(sip):
+            return
         if sip == host.sip:
-            found = name
-    return found
+            host.stream = name
+        else:
+            host.streams_elsewhere[sip] = name
+        number, since = sequence_number(), self._since
+        while since and since[-1][:2] == (number, sip):  # no node was made there
+            since.pop()
+        if self.at(number, sip) != name:
+            since.append((number, sip, name))
+
+    def at(self, number: int, sip: int) -> str | None:
+        """The stream that was current on a SIP when a node was made; None: not known any more."""
+        since = self._since
+        for at in range(bisect_right(since, number, key=_FIRST) - 1, -1, -1):
+            if since[at][1] == sip:
+                return since[at][2]
+        return None if len(since) == MOST else self._host.default_stream(sip)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import os
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -23,7 +22,7 @@ from kernbench.simulation.ranks.locations import user_location
 from kernbench.simulation.simulation import Simulation
 from kernbench.torch_backend.device_numbers import number_of
 from kernbench.torch_backend.gpu.device.generators import DeviceGenerators
-from kernbench.torch_backend.gpu.device.gradient_streams import MOST, Changes
+from kernbench.torch_backend.gpu.device.gradient_streams import StreamChanges
 from kernbench.torch_backend.gpu.device.stream_waits import let_stream_wait
 from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus, settings, words
 from kernbench.torch_backend.gpu.tensors.pinning import is_pinned
@@ -45,7 +44,7 @@ class RankDevice:
         host: whose it is.
         generators: of the rank's GPUs.
         streams_made: how many streams the program has made.
-        streams_since: when it went on to other ones.
+        stream_changes: when it went on to other ones.
         collective_memory: where the tensors of the functional collective are that the rank is calling now.
         collective_unknown: whether what it was given is not known: C++ copies it, and nothing is noted of the copy.
         in_custom_operation: how many custom operations it is computing, one inside the other.
@@ -67,7 +66,7 @@ class RankDevice:
         self.simulation = simulation
         self.host = host
         self.streams_made = 0
-        self.streams_since: Changes = deque(maxlen=MOST)
+        self.stream_changes = StreamChanges(host)
         self.collective_memory: DeviceMemory | None = None
         self.collective_unknown = False
         self.in_custom_operation = 0

@@ -6,23 +6,18 @@ waits for is kept with the rank, until something is enqueued on it. Time is virt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
 from torch.types import Device
 
 from kernbench.errors import KernbenchError
-from kernbench.order import Moment
 from kernbench.sim_engine.operation import Operation, is_default, shown
 from kernbench.simulation.ranks.accelerator_errors import cuda_error
-from kernbench.simulation.ranks.captured_streams import Known
-from kernbench.simulation.ranks.graph_capture import CAPTURED_EVENT, NOT_PERMITTED, GraphCapture
-from kernbench.simulation.ranks.hosts import Host
+from kernbench.simulation.ranks.graph_capture import CAPTURED_EVENT, NOT_PERMITTED
 from kernbench.torch_backend.gpu.device.devices import bound_devices
-from kernbench.torch_backend.gpu.device.gradient_streams import sequence_number
-from kernbench.torch_backend.gpu.device.rank_device import RankDevice
-from kernbench.torch_backend.gpu.device.stream_waits import let_stream_wait
+from kernbench.torch_backend.gpu.device.stream_waits import StreamMark, let_stream_wait
 
 _OTHER = "stream "
 """What names of streams begin with that a program makes."""
@@ -150,19 +145,14 @@ class Event:
         if interprocess:
             raise KernbenchError("a simulated GPU has no interprocess events: ranks share a process")
         self.enable_timing = enable_timing
-        self._after: Sequence[Operation] = ()
-        self._clock: float | None = None
         self._device: int | None = None
-        self._moment: Moment | None = None
-        self._captured: GraphCapture | None = None
-        self._known: Known | None = None
+        self._at = StreamMark()
 
     def record(self, stream: Any = None) -> None:
         state = bound_devices().mine().host
         name = state.stream if stream is None else stream.name
         self._make(bound_devices().number(None) if stream is None else stream.device.index)
-        self._mark(state, name)
-        _capture(lambda graph: self._mark(state, graph.name(state, name)))
+        self._at.record(state, name)
 
     def _make(self, device: int) -> None:
         """An event is of the GPU on which it is first recorded. Raises RuntimeError, as torch does, on another one."""
@@ -178,35 +168,27 @@ class Event:
     @property
     def cuda_event(self) -> int:
         """A number that no other event has; 0 before it is recorded."""
-        return 0 if self._clock is None else id(self)
+        return 0 if self._at.clock is None else id(self)
 
     event_id = cuda_event
 
     def __repr__(self) -> str:
         return f"<torch.cuda.Event {f'{self.cuda_event:#x}' if self.cuda_event else 'uninitialized'}>"
 
-    def _mark(self, state: Host, name: str) -> None:
-        self._after = state.before(name)
-        self._clock = state.clock
-        self._captured = state.capture
-        self._known = None if state.capture is None else state.capture.streams.moment(name)
-        if state.order is not None:
-            self._moment = state.order.mark(name)
-
     def _seen(self) -> None:
         """The host knows that it has happened."""
         order = bound_devices().mine().host.order
         if order is not None:
-            order.host_waits(self._moment)
+            order.host_waits(self._at.moment)
 
     def _time(self) -> float:
         """When it happens, s of virtual time; waits until that is known."""
-        if self._clock is None:
+        if self._at.clock is None:
             raise ValueError("Both events must be recorded before calculating elapsed time.")
         self._not_captured()
-        moment, waits = self._clock, bound_devices().simulation.waits
-        waits.refresh(self._after)
-        for op in self._after:
+        moment, waits = self._at.clock, bound_devices().simulation.waits
+        waits.refresh(self._at.after)
+        for op in self._at.after:
             if op.end is None:
                 waits.wait(op)
             assert op.end is not None
@@ -216,37 +198,23 @@ class Event:
     def _not_captured(self) -> None:
         """Raise what CUDA says if the host waits for it during a capture."""
         graph = bound_devices().mine().host.capture
-        if graph is not None and self._clock is not None:
-            graph.forbid(CAPTURED_EVENT if self._captured is graph else NOT_PERMITTED)
+        if graph is not None and self._at.clock is not None:
+            graph.forbid(CAPTURED_EVENT if self._at.captured is graph else NOT_PERMITTED)
 
     def synchronize(self) -> None:
         self._not_captured()
-        for op in self._after:
+        for op in self._at.after:
             bound_devices().simulation.waits.wait(op)
         self._seen()
 
     def wait(self, stream: Any = None) -> None:
         """What is enqueued next on ``stream``, or on the current one, starts after it."""
         state = bound_devices().mine().host
-        name = state.stream if stream is None else stream.name
-        graph = state.capture
-        if graph is not None and self._clock is not None:
-            known = self._known if self._captured is graph else None
-            graph.wait(name, known, "an event that was recorded outside of it")
-        state.let_wait(name, self._after)
-        if state.order is not None and graph is None:
-            state.order.stream_waits(name, (self._moment,))
-        _capture(lambda graph: self._wait_again(state, graph.name(state, name)))
-
-    def _wait_again(self, state: Host, name: str) -> None:
-        """:meth:`wait` in a replay."""
-        state.let_wait(name, self._after)
-        if state.order is not None:
-            state.order.stream_waits(name, (self._moment,))
+        self._at.let_wait(state, state.stream if stream is None else stream.name)
 
     def query(self) -> bool:
         self._not_captured()
-        happened = _have_ended(self._after)
+        happened = _have_ended(self._at.after)
         if happened:
             self._seen()
         return happened
@@ -264,13 +232,6 @@ class Event:
         if max(times) > now:
             raise cuda_error("device not ready", "An event has not happened when the host asks: synchronize() it first")
         return (times[1] - times[0]) * 1e3
-
-
-def _capture(step: Callable[[GraphCapture], None]) -> None:
-    """Have a step taken whenever the graph is replayed that is being captured, if one is."""
-    graph = bound_devices().mine().host.capture
-    if graph is not None:
-        graph.add(lambda: step(graph))
 
 
 def _have_ended(operations: Sequence[Operation]) -> bool:
@@ -301,21 +262,14 @@ def set_stream(stream: Any) -> None:
     mine = devices.mine()
     if stream.device.index != devices.told(devices.number(None)):
         mine.host.drive(mine.sip(stream.device))
-    _go_on(mine, stream.name)
-
-
-def _go_on(mine: RankDevice, name: str) -> None:
-    """A rank enqueues on another stream from now on. Gradients of what it computes there will be on it, too."""
-    if name != mine.host.stream:
-        mine.streams_since.append((sequence_number(), mine.host.sip, name))
-        mine.host.stream = name
+    mine.stream_changes.go_on(mine.host.sip, stream.name)
 
 
 def set_stream_by_number(stream_id: int, device_index: int, device_type: int) -> None:
     """``torch._C._cuda_setStream``: the device becomes the current one, too."""
     mine = bound_devices().mine()
     mine.host.drive(mine.sip(device_index))
-    _go_on(mine, _of_number(stream_id, device_index))
+    mine.stream_changes.go_on(mine.host.sip, _of_number(stream_id, device_index))
 
 
 def current_stream(device: Device = None) -> Stream:

@@ -1,0 +1,213 @@
+"""A backward pass on several streams: each node is on the stream of its forward pass, as autograd's engine has it.
+
+A stream waits for another where a gradient goes from one node to the next, and the caller's stream for all at the end. The sum
+of two gradients of one tensor is on the stream of the node that takes it. What adds to a leaf's gradient is on the stream where
+the leaf was used first. In compiled autograd all is on the caller's stream.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.autograd import graph
+
+from kernbench.torch_backend.gpu.device.devices import current_device
+from kernbench.torch_backend.gpu.device.gradient_streams import node_number
+from kernbench.torch_backend.gpu.device.rank_device import RankDevice
+from kernbench.torch_backend.gpu.device.stream_waits import StreamMark, let_stream_wait
+from kernbench.torch_backend.patches import Patches
+from kernbench.torch_backend.relies_on import Reliance
+
+RELIES_ON = (
+    Reliance(
+        "torch.autograd._engine_run_backward", "torch's backward functions call the engine by this name",
+        parameters=("t_outputs",),
+    ),
+    Reliance(
+        "torch.autograd.graph.Node", "has hooks before and after it, and knows the nodes that follow it",
+        has=("register_prehook", "register_hook", "next_functions"),
+    ),
+    Reliance(
+        "torch.autograd.Variable._execution_engine", "calls what is queued at the end of the pass, in order",
+        has=("queue_callback",),
+    ),
+    Reliance("torch._C._current_graph_task_id", "another one for each pass"),
+)  # fmt: skip
+
+_COMPILED = "torch._dynamo.compiled_autograd"
+
+Streams = tuple[str, ...]
+"""Names of the streams that are current, by SIP."""
+
+
+class _Pass:
+    """A backward pass of a rank.
+
+    Args:
+        mine: the rank's device.
+        sips: those on which it has used other streams than the default one.
+        streams: of each node, on these SIPs.
+    """
+
+    def __init__(self, mine: RankDevice, sips: Sequence[int], streams: dict[graph.Node, Streams]) -> None:
+        self._mine, self._host = mine, mine.host
+        self._sips = sips
+        self._streams = streams
+        self._caller = self._current()
+        self._task = -1
+        self._given: set[graph.Node] = set()
+        self._summed: dict[graph.Node, Streams] = {}
+        self._awaited: defaultdict[graph.Node, list[tuple[int, StreamMark]]] = defaultdict(list)
+
+    @contextmanager
+    def hooked(self, roots: Iterable[graph.Node]) -> Iterator[None]:
+        """For the length of a block, nodes are on their streams."""
+        for root in roots:
+            self._hand(self._caller, root)
+        handles = []
+        for node in self._streams:
+            handles += [
+                node.register_prehook(functools.partial(self._before, node)),
+                node.register_hook(functools.partial(self._after, node)),
+            ]
+        try:
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+            self._go_on(self._caller)
+
+    def _current(self) -> Streams:
+        return tuple(self._host.stream_on(sip) for sip in self._sips)
+
+    def _go_on(self, streams: Streams) -> None:
+        for sip, name in zip(self._sips, streams, strict=True):
+            self._mine.stream_changes.go_on(sip, name)
+
+    def _is_mine(self) -> bool:
+        """Whether the engine runs this pass now, and none within it."""
+        task = torch._C._current_graph_task_id()
+        if self._task < 0:
+            self._task = task
+            torch.autograd.Variable._execution_engine.queue_callback(self._end)
+        return task == self._task
+
+    def _hand(self, here: Streams, node: graph.Node) -> None:
+        """A node is given a gradient from other streams, or from its own."""
+        for at, (from_stream, to_stream) in enumerate(zip(here, self._streams[node], strict=True)):
+            if from_stream != to_stream:
+                self._awaited[node].append((at, StreamMark.now(self._host, from_stream)))
+        self._given.add(node)
+
+    def _enter(self, node: graph.Node) -> None:
+        streams = self._streams[node]
+        self._go_on(streams)
+        for at, marked in self._awaited.pop(node, ()):
+            marked.let_wait(self._host, streams[at])
+
+    def _before(self, node: graph.Node, _gradients: object) -> None:
+        if not self._is_mine():
+            return
+        self._enter(node)
+        for name, other in zip(self._streams[node], self._summed.pop(node, ()), strict=False):
+            if other != name:
+                let_stream_wait(self._host, name, other)
+
+    def _after(self, node: graph.Node, _given: object, _taken: object) -> None:
+        """What it gives is handed on; the engine adds it to what others have given there."""
+        if not self._is_mine():
+            return
+        here, summed = self._streams[node], []
+        for following, _ in node.next_functions:
+            if following is None:
+                continue
+            if following in self._given:
+                summed.append(following)
+            self._hand(here, following)
+        for following in summed:
+            self._enter(following)
+        self._summed.update(dict.fromkeys(summed, self._current()))
+
+    def _end(self) -> None:
+        used = set(self._streams.values())
+        for at, name in enumerate(self._caller):
+            for other in sorted({streams[at] for streams in used} - {name}):
+                let_stream_wait(self._host, name, other)
+        self._go_on(self._caller)
+
+
+def _roots(outputs: Iterable[Any]) -> list[graph.Node]:
+    nodes = (each.node if isinstance(each, graph.GradientEdge) else each.grad_fn for each in outputs)
+    return [node for node in nodes if node is not None]
+
+
+def _nodes(roots: Iterable[graph.Node]) -> dict[graph.Node, int]:
+    """What can be reached from some nodes, with their numbers: a leaf's is that of the first node which uses it."""
+    numbers: dict[graph.Node, int] = {}
+    to_visit = [*roots]
+    leaves: dict[graph.Node, int] = {}
+    while to_visit:
+        node = to_visit.pop()
+        if node in numbers:
+            continue
+        number = node_number(node)
+        if number is None:
+            leaves.setdefault(node, 0)
+            continue
+        numbers[node] = number
+        for following, _ in node.next_functions:
+            if following is None:
+                continue
+            if node_number(following) is None:
+                leaves[following] = min(number, leaves.get(following, number))
+            else:
+                to_visit.append(following)
+    return numbers | leaves
+
+
+def _compiled() -> bool:
+    module: Any = sys.modules.get(_COMPILED)
+    return module is not None and bool(module.compiled_autograd_enabled)
+
+
+def _pass(mine: RankDevice, roots: list[graph.Node]) -> _Pass | None:
+    """The pass that begins at some nodes; None: all of them are on the caller's stream."""
+    changes = mine.stream_changes
+    if not changes or _compiled():
+        return None
+    sips = sorted(changes.sips)
+    current = tuple(mine.host.stream_on(sip) for sip in sips)
+    streams: dict[graph.Node, Streams] = {}
+    for node, number in _nodes(roots).items():
+        names = [changes.at(number, sip) for sip in sips]
+        streams[node] = tuple(name or here for name, here in zip(names, current, strict=True))
+    if all(each == current for each in streams.values()):
+        return None
+    return _Pass(mine, sips, streams)
+
+
+def _on_streams_of_forward(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(stock)
+    def run(t_outputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
+        mine = current_device()
+        if mine is None or not mine.stream_changes:
+            return stock(t_outputs, *args, **kwargs)
+        roots = _roots(t_outputs)
+        found = _pass(mine, roots)
+        if found is None:
+            return stock(t_outputs, *args, **kwargs)
+        with found.hooked(roots):
+            return stock(t_outputs, *args, **kwargs)
+
+    return run
+
+
+def install(patches: Patches) -> None:
+    """Have passes run so."""
+    patches.set(torch.autograd, "_engine_run_backward", _on_streams_of_forward(torch.autograd._engine_run_backward))
