@@ -113,17 +113,16 @@ class RankOrder:
         if end is not None:
             self.host.meet(end)
 
-    def host_waits_for_all(self, streams: Container[str] | None = None) -> None:
-        """The host has waited for all that it has launched; ``streams``: on streams of these names."""
+    def ends(self, streams: Container[str] | None = None) -> list[Moment]:
+        """The ends of all that the host has launched by now, for :meth:`host_waits`; ``streams``: on streams of these names."""
+        found = []
         for name, strand in self.streams.items():
             if streams is not None and name not in streams:
                 continue
-            if strand.collective:
-                end = self._posted.get(strand.name)
-                if end is not None:
-                    self.host.meet(end)
-            else:
-                self.host.meet(strand.now())
+            end = self._posted.get(strand.name) if strand.collective else strand.now()
+            if end is not None:
+                found.append(end)
+        return found
 
     def stream_waits(self, stream: str, ends: Iterable[Moment | None]) -> None:
         """What is enqueued next on a stream starts after these operations."""

@@ -73,7 +73,7 @@ class RankOperations:
             "block_on": lambda number: ((), _nothing),
             "give_way": lambda: ((), _nothing),
             "finish_stream": lambda stream: (me.before(stream), _nothing),
-            "synchronize": lambda sip: (() if simulation.executor.failed else tuple(me.tails_on(sip)), _nothing),
+            "synchronize": lambda sip: (() if simulation.executor.failed else self._all_on(sip), _nothing),
         }
         """Of calls that are not here the answer may depend on what other ranks do before the rank's turn comes."""
 
@@ -84,6 +84,9 @@ class RankOperations:
         """
         found = self._foreseen.get(name)
         return None if found is None else found(*args)
+
+    def _all_on(self, sip: int | None) -> Sequence[Operation]:
+        return self._me.before_all(self._me.streams_of(sip))
 
     def _foresee_wait(self, number: int) -> _Foreseen:
         op = self._operations[number]

@@ -273,20 +273,19 @@ class RankSide(Uplink):
         host = self.host
         if host.capture is not None:
             host.capture.forbid()
-        for op in host.before(name):
-            self._computed_or_posted(op)
-        self.call("finish_stream", name)
-        host.awaited.pop(name, None)
+        with host.waiting_for((name,)) as operations:
+            for op in operations:
+                self._computed_or_posted(op)
+            self.call("finish_stream", name)
 
     def _host_reads_synchronize(self, failed: Sequence[Operation], sip: int | None = None) -> None:
         host = self.host
         if host.capture is not None:
             host.capture.forbid()
-        last = host.tails_on(sip)
-        for op in last:
-            self._computed_or_posted(op)
-        self.call("synchronize", sip)
-        host.has_waited(last)
+        with host.waiting_for(host.streams_of(sip)) as operations:
+            for op in operations:
+                self._computed_or_posted(op)
+            self.call("synchronize", sip)
         for op in self.simulation.values.unobserved_failures(host) if failed else ():
             op.observed = True
             assert op.error is not None

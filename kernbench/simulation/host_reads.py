@@ -102,12 +102,9 @@ class HostReads:
         host = self.hosts.current()
         if host.capture is not None:
             host.capture.forbid()
-        with host.one_wait():
-            for op in host.before(name):
+        with host.waiting_for((name,)) as operations:
+            for op in operations:
                 self.waits.wait(op)
-        host.awaited.pop(name, None)
-        if host.order is not None:
-            host.order.host_waits(host.order.mark(name))
 
     def before_copy(self, source: object) -> None:
         """``target.copy_(source)`` drains its source only. Draining the target would wait for a collective of another
@@ -121,11 +118,9 @@ class HostReads:
         host = self.hosts.current()
         if host.capture is not None:
             host.capture.forbid()
-        with host.one_wait():
-            last = host.tails_on(sip)
-            for op in last:
+        with host.waiting_for(host.streams_of(sip)) as operations:
+            for op in operations:
                 self.waits.wait(op)
-        host.has_waited(last)
         if failed:
             self.values.flush()
             for op in self.values.unobserved_failures(host):

@@ -113,7 +113,7 @@ class Environment:
         self._isolated = False
         self._told_no_more: Callable[[], None] = _nothing
         self._forget_backends: Callable[[], None] = _nothing
-        self._side_threads = SideThreads(simulation, lambda rank: open_recorder(devices.recorder_of(rank)))
+        self._side_threads = SideThreads(simulation, lambda rank: open_recorder(devices.recorder_of(rank)), devices.of)
         self._daemon_processes = DaemonProcesses(simulation)
         self._process_waits = ProcessWaits(simulation)
         self._interpreter = InterpreterState()

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from operator import attrgetter
 from typing import Any, Protocol
@@ -275,20 +275,33 @@ class Host:
         """What the operation that is enqueued now has to wait for and whose values are to come."""
         return [op for op in self.awaited.get(self.stream, ()) if not op.executed] if self.awaited else ()
 
-    def tails_on(self, sip: int | None) -> list[Operation]:
-        """The last operations on the streams of a SIP; None: of all."""
-        return [each for each in self.tails.values() if sip in (None, each.sip)]
+    def streams_of(self, sip: int | None) -> list[str]:
+        """Names of the streams of a SIP (None: of all) on which anything is, or waits for anything."""
+        names = [op.stream for op in self.tails.values() if sip in (None, op.sip)]
+        return list(dict.fromkeys([*names, *self.awaited])) if sip is None else names
 
-    def has_waited(self, operations: Sequence[Operation]) -> None:
-        """It has waited for the last operations of some streams, and for what these streams had to wait for."""
-        if len(operations) == len(self.tails):
-            self.awaited.clear()
-        for op in operations:
-            self.awaited.pop(op.stream, None)
-        if self.order is not None:
-            self.order.host_waits_for_all(
-                None if len(operations) == len(self.tails) else {op.stream for op in operations}
-            )
+    def before_all(self, streams: Iterable[str]) -> list[Operation]:
+        """What some streams have to do, or to wait for, before what is enqueued next on them."""
+        return list(dict.fromkeys(op for name in streams for op in self.before(name)))
+
+    @contextmanager
+    def waiting_for(self, streams: Collection[str]) -> Iterator[list[Operation]]:
+        """A block in which the host waits for all that is on some streams now, and that these have to wait for: the
+        operations. What other threads of the rank enqueue there meanwhile it does not wait for."""
+        taken = {name: [*self.awaited[name]] for name in streams if name in self.awaited}
+        order = self.order
+        ends = [] if order is None else order.ends(streams)
+        with self.one_wait():
+            yield self.before_all(streams)
+        for name, operations in taken.items():
+            left = [op for op in self.awaited.get(name, ()) if op not in operations]
+            if left:
+                self.awaited[name] = left
+            else:
+                self.awaited.pop(name, None)
+        if order is not None:
+            for end in ends:
+                order.host_waits(end)
 
     @contextmanager
     def as_one(self) -> Iterator[None]:

@@ -58,12 +58,25 @@ class Waits:
         try:
             if not handle.done:
                 self.block_on(handle)
+            if self._scheduler.side_threads and isinstance(handle, Operation):
+                self._let_threads_go_on(host, handle)
         finally:
             self.move_clock(host, handle)
         if handle.error is not None:
             raise handle.error
         if host.order is not None:
             host.order.host_waits(getattr(handle, "moment", None))
+
+    def _let_threads_go_on(self, host: Host, op: Operation) -> None:
+        """The other threads of a rank go on while one of them waits for the end of an operation, which may be known already."""
+        scheduler, end = self._scheduler, op.end
+        if end is None or op.error is not None or end <= max(host.clock, self._engine.now) or host.unrecorded:
+            return
+        if getcurrent() is scheduler.main or all(side.rank != host.rank for side in scheduler.side_threads.values()):
+            return
+        timer = Condition(op.name, host.rank)
+        self._engine.fulfil_at(timer, end)
+        self.block_on(timer)
 
     def met(self, handle: Awaited) -> None:
         """What the running host does from now on happens after an operation that it has seen end."""

@@ -106,14 +106,14 @@ def _compile(mine: RankDevice, graph: Any, inputs: Sequence[object], compile_: C
     main = _main_of(mine, placement)
     _count_from(main, graph)
     with mine.counted_from(main), _fakes_counted_from(main, (*fakes, *_fakes_in(graph))):
-        outside, mine.compiling = mine.compiling, True
+        outside, mine.doing.compiling = mine.doing.compiling, True
         try:
             compiled = compile_()
         except Exception as error:
             mine.simulation.op_costs.unmodelled.say(_why_written(graph, error))
             compiled = unfused_graphs.compile_(graph, inputs)
         finally:
-            mine.compiling = outside
+            mine.doing.compiling = outside
     return _PlacedGraph(graph, compiled, _relative(placement, main))
 
 

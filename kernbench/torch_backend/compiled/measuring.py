@@ -28,7 +28,7 @@ def modelled_ms(fn: Callable[[], object]) -> float:
         seconds.append(start + cost.seconds)
 
     host = mine.host
-    within = host.as_one if mine.compiling else nullcontext
+    within = host.as_one if mine.doing.compiling else nullcontext
     with host.aside(), sampled_launches(gpu, within=within) as launches, mine.diverting(count):
         host.unrecorded = False
         fn()

@@ -52,7 +52,7 @@ _OF_CPP = (torch.ops.aten._to_copy.default, torch.ops.aten.new_empty_strided.def
 
 def _placed(func: OpOverload, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
     mine = current_device()
-    if mine is None or not mine.compiling or mine.moving:
+    if mine is None or not mine.doing.compiling or mine.doing.moving:
         return kwargs
     in_backward = torch._C._current_graph_task_id() >= 0
     if args and isinstance(args[0], torch.Tensor):

@@ -130,6 +130,6 @@ def _asked_by_cpp(fake: Any, kwargs: dict[str, Any]) -> bool:
     What the program asks for itself comes by ``Tensor.to``; and once Inductor compiles, a graph says where things are.
     """
     device, wanted = current_device(), kwargs.get("device")
-    if device is None or device.moving or device.compiling or wanted is None or wanted.type != "cpu":
+    if device is None or device.doing.moving or device.doing.compiling or wanted is None or wanted.type != "cpu":
         return False
     return fake.device.type == "cuda" and kwargs.get("dtype") not in (None, fake.dtype)

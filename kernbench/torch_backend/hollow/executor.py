@@ -192,7 +192,7 @@ class HollowValues:
         if operator.allocates and not on_gpu:
             return made_on_host(operator.call, func, args, kwargs or {}, found.key)
         what = None
-        on_gpu |= device.moving
+        on_gpu |= device.doing.moving
         small = found.largest <= self._most(on_gpu, tensors, kwargs)
         compute = not (hollow or operator.allocates or operator.without_values or (sparse and found.unknown))
         compute = compute and (small or (on_gpu and stay_whole(device, tensors)))
@@ -244,7 +244,7 @@ class HollowValues:
         if operator.allocates:  # it begins in the graph, and holds nothing that is known
             self._stay_unknown([each for each in made_tensors(call.result) if each.dtype not in known_values.WHOLE])
             return True
-        moves = call.device.moving or (operator.kind == TRANSFER and (kwargs.get("device") or operator.writes))
+        moves = call.device.doing.moving or (operator.kind == TRANSFER and (kwargs.get("device") or operator.writes))
         if operator.draws or moves or call.device.host.order is not None:
             return False
         given = listed_tensors((*call.args, *kwargs.values()))

@@ -25,7 +25,7 @@ def stay_whole(device: RankDevice, tensors: Sequence[torch.Tensor]) -> bool:
 
 
 def _moves_weights(device: RankDevice) -> bool:
-    return device.moving and device.moving_module
+    return device.doing.moving and device.doing.moving_module
 
 
 def _elements(tensors: Sequence[torch.Tensor]) -> int:

@@ -19,7 +19,7 @@ def capture(call: OperatorCall) -> None:
     """Have the values of an operation on a GPU computed again when the graph that is being captured is replayed."""
     device, operator, args, kwargs = call.device, call.operator, call.args, call.kwargs or {}
     tensors = [*listed_tensors((*args, *kwargs.values())), *made_tensors(call.result)]
-    if device.moving or any(block_of(each) is not None for each in tensors):
+    if device.doing.moving or any(block_of(each) is not None for each in tensors):
         host = device.host
         assert host.capture is not None
         if operator.draws and kwargs.get("generator") is not None:

@@ -88,7 +88,7 @@ def was_made_at(tensor: torch.Tensor, at: int) -> bool:
 
 def is_helper(device: RankDevice, tensor: torch.Tensor) -> bool:
     """Whether C++ has made a tensor of the host within the call of the program that is being carried out."""
-    return device.helpers_at is not None and was_made_at(tensor, device.helpers_at)
+    return device.doing.helpers_at is not None and was_made_at(tensor, device.doing.helpers_at)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

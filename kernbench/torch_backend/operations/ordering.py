@@ -88,13 +88,13 @@ def touches(call: OperatorCall) -> None:
     device, operator, args, kwargs, result = call.device, call.operator, call.args, call.kwargs, call.result
     host = device.host
     order = host.order
-    if order is None or device.in_custom_operation:
+    if order is None or device.doing.in_custom_operation:
         return
     if operator.allocates:
         if device.simulation.engine.enable_data:
             allocated(order, result, operator.name)
         return
-    if operator.kind == TRANSFER and device.moving and block_of(args[0]) is None:
+    if operator.kind == TRANSFER and device.doing.moving and block_of(args[0]) is None:
         return  # on its way to a GPU: see `sent`
     order.one = not host.uses_gpu
     graph = host.capture
@@ -203,7 +203,13 @@ class WeakReads(Listener):
         device, operator = call.device, call.operator
         host, order = device.host, device.host.order
         launches = operator.kind > VIEW and not operator.allocates
-        if order is None or not launches or host.unrecorded or host.capture is not None or device.in_custom_operation:
+        if (
+            order is None
+            or not launches
+            or host.unrecorded
+            or host.capture is not None
+            or device.doing.in_custom_operation
+        ):
             return None
         order.one = not host.uses_gpu
         written = operator.written(call.args, call.kwargs)

@@ -52,8 +52,8 @@ class Pricing:
         host = device.host
         if operator.allocates or not (outputs or inputs):
             return
-        if launched or (device.in_custom_operation and not (operator.one_kernel or operator.kind == CUSTOM)):
-            if launched and not device.in_custom_operation:
+        if launched or (device.doing.in_custom_operation and not (operator.one_kernel or operator.kind == CUSTOM)):
+            if launched and not device.doing.in_custom_operation:
                 self.flops.add_whole(host.account, call)
             return
         if operator.unreturned:
@@ -80,12 +80,12 @@ class Pricing:
         if sparse and multiplies_sparse(operator.name):
             self.flops.count(host.account, counted_format(operator.name, tuple((each.shape, each.dtype) for each in inputs)),
                               sparse_flops(inputs, outputs))  # fmt: skip
-        elif operator.multiplies and (operator.one_kernel or not device.in_custom_operation):
+        elif operator.multiplies and (operator.one_kernel or not device.doing.in_custom_operation):
             self.flops.add(host.account, cost, call)
         if call.over_links:
             cost = device.over_links(cost, inputs)
-        if device.diverted is not None:
-            device.diverted(operator.name, inputs, outputs, cost)
+        if device.doing.diverted is not None:
+            device.doing.diverted(operator.name, inputs, outputs, cost)
             return
         call.cost = cost
         if host.each is None:

@@ -225,7 +225,7 @@ class Recorder(TorchDispatchMode):
             if is_described(cls):
                 return func(*args, **(kwargs or {}))  # shapes only: nothing runs, and a mode of theirs may be below
             if cls not in PLAIN and cls.__torch_dispatch__ is not _NO_DISPATCH:
-                if getattr(func, "namespace", "") == "c10d" and self._who().dispatched is not None:
+                if getattr(func, "namespace", "") == "c10d" and self._who().doing.dispatched is not None:
                     break
                 if (watcher := self._who().host.watcher) is not None:
                     watcher.passed_on()
@@ -244,15 +244,15 @@ class Recorder(TorchDispatchMode):
         if operator.kind > VIEW and (there := _elsewhere(device, args, kwargs)) is not None:
             with host.driving(there):
                 return self._whole(func, types, args, kwargs)
-        if device.helpers_at is not None and device.helpers_at != position(_DISPATCH, _TRACED):
-            device.helpers_at = None
+        if device.doing.helpers_at is not None and device.doing.helpers_at != position(_DISPATCH, _TRACED):
+            device.doing.helpers_at = None
             host.detours -= 1
         quiet = not (host.detours or host.unsettled or host.stream in host.awaited or types)
         if host.unsettled:
             with self._while_waiting():
                 self._values.settle_stream()
-        if device.dispatched is not None and operator.kind == SKIP and func.namespace == "c10d":
-            carry_out, device.dispatched = device.dispatched, None
+        if device.doing.dispatched is not None and operator.kind == SKIP and func.namespace == "c10d":
+            carry_out, device.doing.dispatched = device.doing.dispatched, None
             with open_recorder(self):
                 return carry_out()
         if host.capture is not None and not host.unrecorded and operator.mutates:
@@ -291,7 +291,7 @@ class Recorder(TorchDispatchMode):
             self._record(call)
             if host.capture is not None:
                 host.capture.memory.hold_expected()
-            if device.helpers_at is not None or (host.uses_gpu and (operator.shapes_only or not call.inputs)):
+            if device.doing.helpers_at is not None or (host.uses_gpu and (operator.shapes_only or not call.inputs)):
                 self._note_helpers(call)
             if quiet and not host.detours:
                 self._plans.learn(call, host.uses_gpu)
@@ -316,7 +316,7 @@ class Recorder(TorchDispatchMode):
         Where ranks are greenlets there is no ``cuda``, and none of this. Raises RuntimeError if CUDA refuses it.
         """
         device = call.device
-        if device.inside_operation or device.compiling or torch._C._current_graph_task_id() >= 0:
+        if device.inside_operation or device.doing.compiling or torch._C._current_graph_task_id() >= 0:
             return False
         return not check(call, functools.partial(is_helper, device), functools.partial(is_by_indexing, _DISPATCH))
 
@@ -326,9 +326,9 @@ class Recorder(TorchDispatchMode):
         made = made_on_host(call)
         if not made:
             return
-        at = position(_DISPATCH, _TRACED) if device.helpers_at is None else device.helpers_at
-        if mark(call, made, at) and device.helpers_at is None:
-            device.helpers_at = at
+        at = position(_DISPATCH, _TRACED) if device.doing.helpers_at is None else device.doing.helpers_at
+        if mark(call, made, at) and device.doing.helpers_at is None:
+            device.doing.helpers_at = at
             device.host.detours += 1
 
     def _computed(self, call: OperatorCall) -> Any:
@@ -381,13 +381,13 @@ class Recorder(TorchDispatchMode):
         on_gpu = any(block_of(each) is not None for each in listed_tensors((*args, *kwargs.values())))
         runs = operator.for_gpus and on_gpu and not self._costs.is_known(operator.name)
         custom, tails = operator.kind == CUSTOM and not runs, host.tails.marks()
-        device.in_custom_operation += custom
+        device.doing.in_custom_operation += custom
         host.detours += custom
         try:
             with open_recorder(self), nullcontext() if host.watcher is None else host.watcher.within():
                 call.result = operator.body(args, kwargs, on_gpu, host.rank)
         finally:
-            device.in_custom_operation -= custom
+            device.doing.in_custom_operation -= custom
             host.detours -= custom
         if operator.kind == CUSTOM and not (host.unrecorded or self._hosts.inside_kernel):
             there = _elsewhere(device, args, kwargs)

@@ -86,7 +86,7 @@ class ResultPlaces:
             place_result(output, memory)
             if not inputs:
                 recount(output)  # kernels that make a tensor of nothing (`arange`) begin with none
-        if operator.row is not None and not device.in_custom_operation:
+        if operator.row is not None and not device.doing.in_custom_operation:
             tensors = (inputs, outputs)
             if any(map(is_nested, (*inputs, *outputs))):
                 tensors = (as_rows(inputs), as_rows(outputs))
@@ -139,15 +139,15 @@ class ResultPlaces:
         and sums with the zeros of forward derivatives."""
         if not outputs:
             return is_by_engine(self._seen_by)
-        return not device.moving and self._is_of_cpp(inputs[0].dtype, outputs[0].dtype)
+        return not device.doing.moving and self._is_of_cpp(inputs[0].dtype, outputs[0].dtype)
 
     def as_on_gpus(self, device: RankDevice, args: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
         """Arguments of a call as C++ has them where it knows of GPUs: without the host, where it would not name that."""
         wanted = kwargs.get("device")
         if wanted is None or wanted.type != "cpu":
             return kwargs
-        if device.moving:
-            return {**kwargs, "device": device.moving_to}
+        if device.doing.moving:
+            return {**kwargs, "device": device.doing.moving_to}
         given = listed_tensors(args)
         if not given:
             made_for_gpu = is_by_engine(self._seen_by) and is_gradient_of_gpu()

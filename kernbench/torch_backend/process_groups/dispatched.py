@@ -77,11 +77,11 @@ def _through(overload: OpOverload, args: tuple[object, ...], body: Callable[[], 
         boxed = works[-1].boxed()
         return boxed if gives_work_alone else (args[0], boxed)
 
-    before, device.dispatched = device.dispatched, carry_out
+    before, device.doing.dispatched = device.doing.dispatched, carry_out
     try:
         result = overload(*args)
     finally:
-        device.dispatched = before
+        device.doing.dispatched = before
     if works:
         return works[-1]
     return dist.Work.unbox(result if gives_work_alone else result[-1])

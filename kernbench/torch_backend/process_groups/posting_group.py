@@ -349,7 +349,7 @@ class PostingGroup(AbsentInGroups, STOCK):
         if communicator.players is not None:
             absent_members.check(simulation, communicator, op, plan.signature.root, inputs, outputs)
         summands = multiples.of(inputs, library) if multiples else inputs
-        if self._device.collective_unknown:
+        if self._device.doing.collective_unknown:
             note_copies(simulation.storages, inputs)
         if block is not None:
             self._count_memory(held, block)
@@ -357,7 +357,7 @@ class PostingGroup(AbsentInGroups, STOCK):
             self._look_at_device(op, opts, held, block)
         if (
             on_gpus < len(held) and self.backend_name == "nccl" and host.uses_gpu and host.phase % PHASES != BACKWARD
-            and self._device.collective_memory is None  # given by the program, and no results of a functional collective
+            and self._device.doing.collective_memory is None  # given by the program, and no results of a functional collective
         ):  # fmt: skip
             require_gpu(op, held, on_gpus)
         graph = host.capture
@@ -479,7 +479,7 @@ class PostingGroup(AbsentInGroups, STOCK):
         self.simulation.limit(operation, timeout, self._rank, self.communicator, asked_for)
 
     def _work(self, operation: Operation, tensors: Tensors, source: Any = None) -> Work:
-        memory = self._device.collective_memory
+        memory = self._device.doing.collective_memory
         if memory is not None:
             for tensor in wholes(tensors):
                 place(tensor, memory)

@@ -35,9 +35,12 @@ from kernbench.scheduler.crew import (
     going_on,
     is_forked,
 )
+from kernbench.simulation.ranks.hosts import Host
 from kernbench.simulation.simulation import Simulation
 from kernbench.simulation.time.notices import Notice
 from kernbench.simulation.time.rank_threads import RankThreads
+from kernbench.torch_backend.gpu.device.rank_device import RankDevice
+from kernbench.torch_backend.gpu.device.thread_state import ThreadState
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.rank_state import event_loops, socket_waits, thread_waits
 from kernbench.torch_backend.rank_state.listed_threads import ListedThreads
@@ -84,13 +87,20 @@ class SideThreads:
 
     Args:
         recorder: a block in which what the thread computes for a rank is recorded.
+        device: of a host.
 
     Attributes:
         before_daemons: called before the first daemon begins.
     """
 
-    def __init__(self, simulation: Simulation, recorder: Callable[[int], AbstractContextManager[None]]) -> None:
+    def __init__(
+        self,
+        simulation: Simulation,
+        recorder: Callable[[int], AbstractContextManager[None]],
+        device: Callable[[Host], RankDevice],
+    ) -> None:
         self._simulation = simulation
+        self._device = device
         self._threads = simulation.threads
         self._recorder = recorder
         self._promised: dict[int, weakref.WeakSet[Any]] = {}
@@ -218,14 +228,17 @@ class SideThreads:
         carrier = current_carrier()
         rank = simulation.hosts.current_rank()
         host = simulation.hosts.of_rank[rank]
-        watcher = host.watcher
+        watcher, device = host.watcher, self._device(host)
 
         def read() -> Any:
-            return tuple(getattr(host, name) for name in _OWN)
+            return (device.doing, *(getattr(host, name) for name in _OWN))
 
         def write(own: Any) -> None:
-            fresh: tuple[Any, ...] = (host.default_stream(host.sip), host.sip, {}, False, None, False, watcher)
-            for name, value in zip(_OWN, own or fresh, strict=True):
+            fresh: tuple[Any, ...] = (
+                ThreadState(), host.default_stream(host.sip), host.sip, {}, False, None, False, watcher,
+            )  # fmt: skip
+            device.doing, *values = own or fresh
+            for name, value in zip(_OWN, values, strict=True):
                 setattr(host, name, value)
 
         crew = self._threads.crew(rank, read, write)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch.types import Device
@@ -24,6 +23,7 @@ from kernbench.torch_backend.device_numbers import number_of
 from kernbench.torch_backend.gpu.device.generators import DeviceGenerators
 from kernbench.torch_backend.gpu.device.gradient_streams import StreamChanges
 from kernbench.torch_backend.gpu.device.stream_waits import let_stream_wait
+from kernbench.torch_backend.gpu.device.thread_state import Diverted, ThreadState
 from kernbench.torch_backend.gpu.device.visible_devices import NodeGpus, settings, words
 from kernbench.torch_backend.gpu.tensors.pinning import is_pinned
 from kernbench.torch_backend.gpu.tensors.placement import block_of, place, stored_bytes
@@ -32,9 +32,6 @@ UNPINNED = (
     "Cannot copy between CPU and CUDA tensors during CUDA graph capture unless the CPU tensor is pinned. Please use "
     "tensor.pin_memory() or allocate the tensor with pin_memory=True."
 )
-
-Diverted = Callable[[str, Sequence[torch.Tensor], Sequence[torch.Tensor], Cost], None]
-"""Takes an operation: its name, what it reads and writes, its cost."""
 
 
 class RankDevice:
@@ -45,18 +42,9 @@ class RankDevice:
         generators: of the rank's GPUs.
         streams_made: how many streams the program has made.
         stream_changes: when it went on to other ones.
-        collective_memory: where the tensors of the functional collective are that the rank is calling now.
-        collective_unknown: whether what it was given is not known: C++ copies it, and nothing is noted of the copy.
-        in_custom_operation: how many custom operations it is computing, one inside the other.
-        moving: whether the program itself has asked for the copy between host and SIP that torch is making now.
-        moving_to: where that copy goes.
-        moving_module: whether a module is moving its parameters and buffers.
-        compiling: whether a graph of operations on GPUs is being compiled.
-        diverted: takes operations of torch instead of the stream, if anything does.
-        dispatched: carries out the operator of ``c10d`` that the rank is calling now.
+        doing: what the running thread of the rank does.
         cache_clears: how often the program has cleared the last-level cache, as ``triton.testing.do_bench`` does.
         cold_events: events to come until it is warm again.
-        helpers_at: the position of the program at which C++ has made tensors of nothing; None: it is past that.
         chosen: whether the program has said which GPU ``cuda`` is, or what it is on hardware has been remarked.
         pinned_memory: of the process, on the host.
         lost: why the process cannot use its GPUs any more, in the driver's words; empty: it can.
@@ -67,17 +55,9 @@ class RankDevice:
         self.host = host
         self.streams_made = 0
         self.stream_changes = StreamChanges(host)
-        self.collective_memory: DeviceMemory | None = None
-        self.collective_unknown = False
-        self.in_custom_operation = 0
-        self.moving = self.moving_module = False
-        self.moving_to = torch.device("cpu")
-        self.compiling = False
-        self.diverted: Diverted | None = None
-        self.dispatched: Callable[[], Any] | None = None
+        self.doing = ThreadState()
         self.cache_clears = 0
         self.cold_events = 0
-        self.helpers_at: int | None = None
         self.chosen = host.rank is None
         self.pinned_memory = PinnedMemory()
         self.lost = ""
@@ -89,7 +69,7 @@ class RankDevice:
     @property
     def inside_operation(self) -> bool:
         """Whether what is computed now is part of an operation or a kernel, and not the program's own."""
-        return bool(self.in_custom_operation or self.host.unrecorded or self.simulation.hosts.inside_kernel)
+        return bool(self.doing.in_custom_operation or self.host.unrecorded or self.simulation.hosts.inside_kernel)
 
     @functools.cached_property
     def visible(self) -> Sequence[int]:
@@ -178,22 +158,24 @@ class RankDevice:
     @contextmanager
     def moves(self, to: torch.device) -> Iterator[None]:
         """For the length of a block, a copy between host and SIP is one that the program has asked for."""
-        before, self.moving, self.moving_to = (self.moving, self.moving_to), True, to
+        doing = self.doing
+        before, doing.moving, doing.moving_to = (doing.moving, doing.moving_to), True, to
         try:
             with self.host.detour():
                 yield
         finally:
-            self.moving, self.moving_to = before
+            doing.moving, doing.moving_to = before
 
     @contextmanager
     def diverting(self, to: Diverted) -> Iterator[None]:
         """For the length of a block, operations of torch are passed to ``to`` and not enqueued."""
-        before, self.diverted = self.diverted, to
+        doing = self.doing
+        before, doing.diverted = doing.diverted, to
         try:
             with self.host.detour():
                 yield
         finally:
-            self.diverted = before
+            doing.diverted = before
 
     def find_cache_cold(self, cold: bool) -> None:
         """What is enqueued from now on finds its operands in memory, or (not ``cold``) in the last-level cache if they fit."""
@@ -336,5 +318,5 @@ class RankDevice:
     def synchronize(self, device: Device = None) -> None:
         """Wait for all streams of a GPU, those of its groups too: ``cudaDeviceSynchronize``. A compiler that measures has
         nothing on them."""
-        if not self.compiling:
+        if not self.doing.compiling:
             self.simulation.host_reads.synchronize((), self.sip(device))

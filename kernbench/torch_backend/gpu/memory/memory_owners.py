@@ -440,11 +440,11 @@ def _apply(module: torch.nn.Module, *args: object, **kwargs: object) -> torch.nn
     mine = current_device()
     if mine is None:
         return cast(torch.nn.Module, _stock_apply(module, *args, **kwargs))
-    before, mine.moving_module = mine.moving_module, True
+    before, mine.doing.moving_module = mine.doing.moving_module, True
     try:
         result: torch.nn.Module = _stock_apply(module, *args, **kwargs)
     finally:
-        mine.moving_module = before
+        mine.doing.moving_module = before
     for parameter in module._parameters.values():
         _claim(parameter, PARAMETERS, None)
     for buffer in module._buffers.values():
