@@ -21,6 +21,7 @@ from kernbench.errors import ConfigError
 from kernbench.input_files import is_directory
 from kernbench.names import ALGORITHM, SYSTEM
 from kernbench.plugins.command import PluginCommand
+from kernbench.standard_output import watch_output
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -162,4 +163,5 @@ def bench_main(command: click.Command, module: str) -> None:
     """What ``python -m MODULE`` runs, by whichever of its names. Never returns."""
     main = getattr(sys.modules["__main__"], "__spec__", None)
     name = main.name if main is not None and f".{module}".endswith(f".{main.name}") else module
+    watch_output()
     sys.exit(invoke(command, None, f"python -m {name}"))

@@ -19,7 +19,7 @@ import click
 from kernbench.advice import advice_for
 from kernbench.errors import HiddenBlockingError, KernbenchError
 from kernbench.input_files import shortened
-from kernbench.standard_output import LostOutput, forget_lost, require_output
+from kernbench.standard_output import LostOutput, forget_lost, is_lost, require_output
 
 
 class FromCommand(Exception):
@@ -50,6 +50,10 @@ def exit_code_of(
         except SystemExit as end:
             require_output()
             return _code_of(end)
+        except OSError as error:
+            if is_lost(error):
+                require_output()
+            raise
         except FromCommand as raised:
             require_output()  # it may be the very thing
             raise raised.error from None

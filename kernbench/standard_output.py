@@ -100,6 +100,11 @@ def require_output() -> None:
         raise LostOutput(_lost[0])
 
 
+def is_lost(error: BaseException) -> bool:
+    """Whether an exception is that standard output cannot be written, which a command has not caught."""
+    return any(each is error for each in _lost)
+
+
 def forget_lost() -> None:
     """What was lost has been said; it is not raised again."""
     _lost.clear()

@@ -161,12 +161,19 @@ def _alone(variant: Variant, cache: str | None, values: bool) -> Compilation:
 
 @contextmanager
 def _pool(jobs: int, cache: str | None) -> Iterator[ProcessPoolExecutor]:
+    """Processes that compile. What interrupts the block ends them at once, with what they are compiling."""
     given = cache, surroundings_now(), os.environ.get(TOLD, "")
+    others = multiprocessing.active_children()
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=begin_worker, initargs=given)
     try:
         with ending_signals():
             yield pool
+    except BaseException:
+        for child in multiprocessing.active_children():
+            if child not in others:
+                child.kill()  # what it loads may handle other signals
+        raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 

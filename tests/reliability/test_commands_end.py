@@ -24,11 +24,24 @@ def run(ctx=None, n=1):
 if __name__ == "__main__":
     run()
 """
+COMPILES = """
+import multiprocessing, os
+if multiprocessing.parent_process() is not None:
+    open(f"began-{os.getpid()}", "w").close()
+    while True:
+        pass
+import triton
+
+@triton.jit
+def kernel(x):
+    pass
+"""
 COMMANDS = {
     "what-if": ["what-if", "--set", "tp=1,2", "spins.py", "--", "{tp}"],
     "explore": ["explore", "--runs", "2", "--jobs", "1", "--nproc-per-node", "2", "spins.py"],
     "sweep": ["sweep", "sweep.yaml", "-j", "2"],
     "sweep here": ["sweep", "sweep.yaml", "-j", "0"],
+    "precompile": ["precompile", "kernels.yaml", "-j", "1"],
     "launcher": ["run", "--", "torchrun", "--nproc-per-node", "2", "spins.py"],
     "carriers": ["run", "--nproc-per-node", "2", "spins.py"],
     "processes": ["run", "--isolation", "process", "--nproc-per-node", "2", "spins.py"],
@@ -43,6 +56,8 @@ def test_a_signal_ends_what_it_runs(tmp_path: Path, name: str, number: signal.Si
     """The signal is sent to the command alone, not to the processes that it has started."""
     (tmp_path / "spins.py").write_text(SPINS)
     (tmp_path / "sweep.yaml").write_text("program: spins.py:run\naxes: {n: [1, 2]}\n")
+    (tmp_path / "compiles.py").write_text(COMPILES)
+    (tmp_path / "kernels.yaml").write_text("kernels: [{kernel: 'compiles.py:kernel', arguments: {x: '*fp32'}}]\n")
     temporary = tmp_path / "temporary"
     temporary.mkdir()
     with subprocess.Popen(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,23 @@ def test_a_reader_that_wants_no_more_is_quiet(tmp_path: Path) -> None:
         said = process.stderr.read()
         assert process.wait(LIMIT) == 141
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    "command", [["kernbench", "bench", "run", "ccl_sweep"], ["kernbench.benches.ccl_sweep"]], ids=len
+)
+def test_a_bench_that_cannot_print_says_so_in_a_line(command: list[str]) -> None:
+    given = [sys.executable, "-m", *command, "-e", "1M", "--collectives", "all_reduce"]
+    with open("/dev/full", "w") as full:
+        ended = subprocess.run(given, stdout=full, stderr=subprocess.PIPE, text=True, env=ENVIRON, timeout=LIMIT)
+    assert ended.returncode == 1
+    assert len(ended.stderr.splitlines()) <= 2  # as a bench, and as a command
+    assert "error: cannot write standard output: No space left on device" in ended.stderr
+    with subprocess.Popen(given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=ENVIRON) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        _, said = process.communicate(timeout=LIMIT)
+        assert (process.returncode, said) == (141, "")
 
 
 @isolations
