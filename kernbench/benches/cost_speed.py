@@ -15,7 +15,7 @@ import numpy as np
 from kernbench.benches.harness.speed_command import SpeedRun, speed_options
 from kernbench.benches.harness.turns import CPU, Comparison, Outcome, Sampler, Side, seconds
 from kernbench.cost import collective_time, gemm_time, memory_bound_time
-from kernbench.cost.op_estimates import OpCosts
+from kernbench.cost.op_costs import OpCosts
 from kernbench.topology import load_device
 
 NAME = "cost_speed"

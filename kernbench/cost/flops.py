@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import prod
 
-from kernbench.cost.op_estimates import OpCosts, Tensors, engine_format
+from kernbench.cost.op_costs import OpCosts
+from kernbench.cost.op_estimates import Tensors, engine_format
 from kernbench.cost.operands import Operand
 from kernbench.cost.operator import Model
 from kernbench.cost.operators import find

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from kernbench.cost.op_estimates import OpCosts
+from kernbench.cost.op_costs import OpCosts
 from kernbench.errors import KernbenchError, message_of
 from kernbench.html_report.findings import findings_of
 from kernbench.html_report.links import ShownLinks, links_of

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from kernbench.ccl.config import CclConfig, load_ccl_config
-from kernbench.cost.op_estimates import OpCosts
+from kernbench.cost.op_costs import OpCosts
 from kernbench.defaults import LOG_LIMIT
 from kernbench.errors import ConfigError, KernbenchError
 from kernbench.options import SimulateOptions, options_of

@@ -10,7 +10,7 @@ import torch.distributed
 
 from kernbench.ccl.config import CclConfig, load_ccl_config
 from kernbench.cost.gemm import kernels_of
-from kernbench.cost.op_estimates import OpCosts
+from kernbench.cost.op_costs import OpCosts
 from kernbench.cost.registry import brought
 from kernbench.order import Choices, Order, WeakMemory
 from kernbench.plugins.events import ContextEvent

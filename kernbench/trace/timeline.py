@@ -8,7 +8,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from kernbench.cost.op_estimates import OpCosts
+from kernbench.cost.op_costs import OpCosts
 from kernbench.memory.ledger import Ledger, category_of
 from kernbench.notebook_html import block, paragraph, picture
 from kernbench.plurals import counted

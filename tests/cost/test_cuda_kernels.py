@@ -11,7 +11,7 @@ from kernbench.cost.attention import attention_time
 from kernbench.cost.cuda_kernels import embedding_gradient, list_launches, packed
 from kernbench.cost.devices import resolve_device
 from kernbench.cost.gemm import gemm_time, kernels_of, sustained
-from kernbench.cost.op_estimates import OpCosts
+from kernbench.cost.op_costs import OpCosts
 from kernbench.cost.operands import Operand, nbytes_of
 from kernbench.cost.operators import find
 from kernbench.cost.row_kernels import softmax_time

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from kernbench.cost.op_estimates import OpCosts
+from kernbench.cost.op_costs import OpCosts
 from kernbench.cost.operator import Kind, Model
 from kernbench.cost.operators import OPERATORS, find
 from kernbench.topology import load_device

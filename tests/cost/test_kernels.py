@@ -9,7 +9,8 @@ from kernbench.cost import gemm_time, memory_bound_time
 from kernbench.cost.attention import attention_time
 from kernbench.cost.generations import generation_of
 from kernbench.cost.memory_bound import NAMES, OPS, traffic_of
-from kernbench.cost.op_estimates import OpCosts, estimate_op
+from kernbench.cost.op_costs import OpCosts
+from kernbench.cost.op_estimates import estimate_op
 from kernbench.cost.work import LEAST
 from kernbench.errors import ConfigError
 from kernbench.topology import load_device

@@ -16,7 +16,8 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
 
 from kernbench.cost.memory_bound import OPS
-from kernbench.cost.op_estimates import OpCosts, estimate_op
+from kernbench.cost.op_costs import OpCosts
+from kernbench.cost.op_estimates import estimate_op
 from kernbench.cost.operator import Kind, Model
 from kernbench.cost.operators import _ROWS, OPERATORS, find
 from kernbench.topology import load_device

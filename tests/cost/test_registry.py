@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from kernbench.cost import Operand, StatedWork, register
-from kernbench.cost.op_estimates import OpCosts
+from kernbench.cost.op_costs import OpCosts
 from kernbench.cost.registry import operator_cost
 from kernbench.errors import ConfigError
 from kernbench.topology import load_device

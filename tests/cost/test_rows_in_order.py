@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 
 from kernbench.cost.devices import resolve_device
-from kernbench.cost.op_estimates import OpCosts, estimate_op
+from kernbench.cost.op_costs import OpCosts
+from kernbench.cost.op_estimates import estimate_op
 from kernbench.cost.operands import Operand
 from kernbench.cost.operators import find
 from kernbench.cost.recurrent_shapes import Recurrence, packed, recurrent_launches

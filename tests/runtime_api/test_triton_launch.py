@@ -57,16 +57,16 @@ def test_launches_take_effect_in_program_order(ctx, isolation):
 
 
 def test_the_same_kernel_of_many_ranks_runs_as_one_batch(ctx, monkeypatch):
-    from kernbench.simulation.launches import kernel_launch
+    from kernbench.simulation.launches import triton_launch
 
     sizes = []
 
-    class Recording(kernel_launch.RunningBatch):
+    class Recording(triton_launch.RunningBatch):
         def __init__(self, launches):
             sizes.append(len(launches))
             super().__init__(launches)
 
-    monkeypatch.setattr(kernel_launch, "RunningBatch", Recording)
+    monkeypatch.setattr(triton_launch, "RunningBatch", Recording)
 
     def worker(rank, torch):
         x, y = torch.full((512,), float(rank)), torch.ones(512)

@@ -13,7 +13,7 @@ import torch
 import kernbench
 from kernbench.commands.run_program import print_summary
 from kernbench.cost import register
-from kernbench.cost.op_estimates import OpCosts
+from kernbench.cost.op_costs import OpCosts
 from kernbench.runtime_api.context import RuntimeContext
 from kernbench.trace import summary, write_chrome_trace
 

@@ -12,8 +12,8 @@ import triton.language as tl
 
 import kernbench
 from kernbench.sim_engine import DataExecutor
-from kernbench.simulation.launches import kernel_launch
-from kernbench.simulation.launches.kernel_launch import SampledLaunch
+from kernbench.simulation.launches import sampled_launch, triton_launch
+from kernbench.simulation.launches.sampled_launch import SampledLaunch
 from kernbench.triton_engine.machine import Execution
 
 
@@ -33,7 +33,7 @@ def launch_all(parts: list[torch.Tensor]) -> None:
 PLACES = {
     "before it is kept": [(DataExecutor, "submit"), (SampledLaunch, "price")],
     "in its programs": [(Execution, "run"), (SampledLaunch, "cost")],
-    "when it is priced": [(kernel_launch, "_note_cost")],
+    "when it is priced": [(sampled_launch, "note_cost"), (triton_launch, "note_cost")],
 }
 
 

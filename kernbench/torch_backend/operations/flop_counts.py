@@ -19,7 +19,8 @@ import torch.utils.checkpoint
 from torch.utils._pytree import tree_map_only
 
 from kernbench.cost.flops import Counted, counted_format, counted_work
-from kernbench.cost.op_estimates import OpCosts, is_matrix_operation
+from kernbench.cost.op_costs import OpCosts
+from kernbench.cost.op_estimates import is_matrix_operation
 from kernbench.cost.work import Cost
 from kernbench.simulation.ranks.work_counts import Account
 from kernbench.torch_backend.operations.calls import OperatorCall

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from kernbench.cost.op_estimates import OpCosts
+from kernbench.cost.op_costs import OpCosts
 from kernbench.sim_engine.log_rows import Title
 from kernbench.sim_engine.operation import ON_PES
 from kernbench.simulation.memory.storages import NOTE, Block, DeviceMemory
