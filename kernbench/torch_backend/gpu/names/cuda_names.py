@@ -24,7 +24,7 @@ from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.gpu.device.software_versions import CUDNN, architectures, nccl_version
 from kernbench.torch_backend.gpu.device.visible_devices import uuid_of
 from kernbench.torch_backend.gpu.memory import memory_pools
-from kernbench.torch_backend.gpu.names import cuda_comm, cuda_graphs, cuda_runtime, source_kernels
+from kernbench.torch_backend.gpu.names import cuda_comm, cuda_graphs, cuda_runtime, runtime_traces, source_kernels
 from kernbench.torch_backend.gpu.tensors.placement import is_wrapped_by_transform
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance, fit
@@ -440,6 +440,7 @@ def _instead_of(stock: type, simulated: type) -> Any:
 def install(patches: Patches) -> None:
     """Give torch the simulated GPUs."""
     cuda_comm.install(patches)
+    runtime_traces.install(patches)
     for _, owner, table in _TABLES:
         for name, value in table.items():
             stock = vars(owner).get(name)
