@@ -80,3 +80,31 @@ def test_a_conversion_stays_on_its_gpu() -> None:
     with kernbench.simulate() as ctx:
         ctx.multiprocessing.spawn(body, nprocs=1)
         assert not [op for op in ctx.engine.op_log.records() if op.name == "device to host"]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@pytest.mark.parametrize(("begin", "end"), [("cuda:0", "cpu"), ("cpu", "cuda:0"), ("cuda:0", "cuda:1")])
+def test_lists_are_copied_between_devices_one_by_one(begin: str, end: str, count: int) -> None:
+    """``_foreach_copy_``, as FSDP's scaler of gradients calls it, takes what as many ``copy_`` take."""
+
+    def copied(data: bool, call: Callable[[list[torch.Tensor], list[torch.Tensor]], None]) -> tuple[object, ...]:
+        with kernbench.simulated_gpu("dgx_h100", enable_data=data) as ctx:
+            sources = [torch.full((1 << 16,), float(number), device=begin) for number in range(count)]
+            targets = [torch.zeros(1 << 16, device=end) for _ in range(count)]
+            call(targets, sources)
+            torch.cuda.synchronize()
+            names = [each.name for each in ctx.engine.op_log.operations]
+            return (
+                ctx.now(),
+                names,
+                {str(each.device) for each in targets},
+                [each[-1].item() for each in targets if data],
+            )
+
+    def one_by_one(targets: list[torch.Tensor], sources: list[torch.Tensor]) -> None:
+        for target, source in zip(targets, sources, strict=True):
+            target.copy_(source)
+
+    for data in (True, False):
+        assert copied(data, torch._foreach_copy_) == copied(data, one_by_one)
+    assert copied(True, torch._foreach_copy_)[2:] == ({end}, [float(number) for number in range(count)])

@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import kernbench
 from tests.torch_backend.conftest import Ranks
@@ -290,6 +291,48 @@ def test_what_ranks_replace_with_mock_is_their_own(ranks: Ranks) -> None:
 
     assert ranks(body, 3) == [[1, 1, "Identity()"], [2, 2, "Identity(another)"], [3, 3, "Identity()"]]
     assert (torch.Tensor.backward, torch.nn.functional.relu, torch.nn.Module.extra_repr) == stock
+
+
+@mock.patch.dict(os.environ, {"NAME_OF_A_TEST": "its own"})
+@mock.patch.object(torch.nn.Identity, "extra_repr", return_value="another")
+def _with_decorators(extra_repr: mock.MagicMock) -> tuple[int, str]:
+    """What ranks call at a time; the first one that has come leaves first."""
+    for _ in range(dist.get_rank() + 1):
+        repr(torch.nn.Identity())
+    dist.barrier()
+    return extra_repr.call_count, os.environ["NAME_OF_A_TEST"]
+
+
+def test_ranks_are_within_one_decorator_of_mock_at_a_time(ranks: Ranks) -> None:
+    def body() -> list[Any]:
+        os.environ["NAME_OF_A_TEST"] = str(dist.get_rank())
+        found = _with_decorators()
+        dist.barrier()
+        return [*found, repr(torch.nn.Identity()), os.environ["NAME_OF_A_TEST"]]
+
+    assert ranks(body, 3) == [[n + 1, "its own", "Identity()", str(n)] for n in range(3)]
+    assert ("NAME_OF_A_TEST" in os.environ, repr(torch.nn.Identity())) == (False, "Identity()")
+
+
+def test_a_trace_is_of_the_rank_that_makes_it(ranks: Ranks) -> None:
+    """While one traces, and waits for a collective, others run layers, and trace, too."""
+
+    def waits(x: torch.Tensor) -> torch.Tensor:
+        dist.barrier()
+        return x + 1
+
+    def body() -> list[Any]:
+        rank, x = dist.get_rank(), torch.ones(2)
+        if rank == 2:
+            dist.barrier()
+            found: list[Any] = [torch.fx._symbolic_trace.is_fx_tracing(), torch.nn.Linear(2, 1)(x).shape]
+        else:
+            traced = make_fx(waits)(x)
+            found = [torch.fx._symbolic_trace.is_fx_tracing(), traced(x).tolist()]
+        dist.barrier()
+        return found
+
+    assert ranks(body, 3) == [[False, [2.0, 2.0]], [False, [2.0, 2.0]], [False, torch.Size([1])]]
 
 
 def test_a_package_that_kept_the_functions_of_time_has_the_ranks_clock(

@@ -187,3 +187,19 @@ def test_gradients_of_what_operations_of_a_gpu_take_from_the_host(data: bool) ->
             leaf = torch.ones(3, device=begin, requires_grad=True)
             torch.zeros(3, device=end).copy_(leaf).sum().backward()
             assert leaf.grad.device == begin
+
+
+@pytest.mark.parametrize("with_gradients", [False, True])
+def test_a_gradient_is_where_its_tensor_has_come_back_to(with_gradients: bool) -> None:
+    """Its data was on the host for a while, and was copied from there to a GPU, as FSDP's is by ``offload_to_cpu``."""
+    with kernbench.simulated_gpu("dgx_h100"):
+        leaf = nn.Parameter(torch.arange(3.0, device=GPU))
+        loss = (leaf * 2).sum()
+        memory = leaf.data
+        leaf.data = memory.cpu()
+        with torch.set_grad_enabled(with_gradients):
+            memory.new_empty(3).copy_(leaf)
+        leaf.data = memory
+        loss.backward()
+        assert leaf.grad is not None
+        assert (leaf.grad.device, leaf.grad.tolist()) == (GPU, [2.0] * 3)

@@ -190,3 +190,14 @@ def test_parameters_of_16_bits_in_a_norm_of_32() -> None:
 
     with kernbench.simulate("dgx_h100") as ctx:
         ctx.multiprocessing.spawn(body, nprocs=1)
+
+
+def test_torchs_sanitizer_which_would_be_told_nothing_is_refused() -> None:
+    from torch.cuda import _gpu_trace, _sanitizer
+
+    with kernbench.simulated_gpu("dgx_h100"):
+        with pytest.raises(kernbench.KernbenchError, match="--races"):
+            _sanitizer.enable_cuda_sanitizer()
+        with pytest.raises(kernbench.KernbenchError, match="--races"):
+            _gpu_trace.register_callback_for_event_record(print)
+    assert not _sanitizer.cuda_sanitizer.enabled

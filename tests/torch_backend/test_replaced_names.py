@@ -164,3 +164,26 @@ def test_a_simulation_inside_another_ones_ranks_time_has_names_of_its_own():
         while not context.join():
             pass
     assert times == [2.0, 2.0]
+
+
+_Event, _Stream, _Graph = torch.cuda.Event, torch.cuda.Stream, torch.cuda.CUDAGraph
+"""As a module keeps them that says ``from torch.cuda import Event`` before there are simulated GPUs."""
+
+
+def test_classes_kept_from_before_make_what_the_names_mean_by_then() -> None:
+    stock = [vars(cls)["__new__"] for cls in (_Event, _Stream, _Graph)]
+    for _ in range(2):
+        with kernbench.simulated_gpu("dgx_h100"):
+            first, last = _Event(enable_timing=True), _Event(enable_timing=True)
+            with torch.cuda.stream(_Stream(priority=-1)):
+                first.record()
+                torch.cuda._sleep(1_000_000)
+                last.record()
+            last.synchronize()
+            assert first.elapsed_time(last) == pytest.approx(1.0, rel=0.1)
+            assert [type(cls()) for cls in (_Event, _Stream, _Graph)] == [
+                torch.cuda.Event, torch.cuda.Stream, torch.cuda.CUDAGraph,
+            ]  # fmt: skip
+    assert [vars(cls)["__new__"] for cls in (_Event, _Stream, _Graph)] == stock
+    with pytest.raises(RuntimeError, match="dummy base class"):
+        _Event()

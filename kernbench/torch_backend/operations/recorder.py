@@ -48,6 +48,7 @@ from kernbench.torch_backend.operations.operators import (
     COMPUTE,
     CUSTOM,
     SKIP,
+    TRANSFER,
     VIEW,
     TorchOperator,
     operators,
@@ -259,6 +260,8 @@ class Recorder(TorchDispatchMode):
             keep(host, listed_tensors((*args, *(kwargs or {}).values())))
         if SKIP < operator.kind < VIEW:
             operator = operator.chosen(args, kwargs, host.rank)
+        if operator.kind == TRANSFER and type(args[0]) is list and is_mixed(args, kwargs):
+            return self._copied_one_by_one(*args, **(kwargs or {}))
         call = OperatorCall(device, operator, args, kwargs)
         if SKIP < operator.kind < VIEW:
             call.kwargs = kwargs or {}
@@ -296,6 +299,14 @@ class Recorder(TorchDispatchMode):
             if quiet and not host.detours:
                 self._plans.learn(call, host.uses_gpu)
         return result
+
+    def _copied_one_by_one(
+        self, targets: list[torch.Tensor], sources: list[torch.Tensor], non_blocking: bool = False
+    ) -> None:
+        """``torch._foreach_copy_`` between devices, which is one kernel within one."""
+        with open_recorder(self):
+            for target, source in zip(targets, sources, strict=True):
+                target.copy_(source, non_blocking)
 
     def _traced(self, tracer: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Have a tracer (``make_fx``), which comes after all other modes, see an operation before it is carried out: of what is

@@ -28,6 +28,7 @@ from kernbench.torch_backend.gpu.kernels.attention_choice import first_order
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.rank_state import (
     child_environment,
+    fx_traces,
     loggers,
     mocks,
     precisions,
@@ -229,6 +230,7 @@ class ProcessState:
         loggers.install(patches, self._generators, self.modules, may_be_own)
         settings_made_once.install(patches, self._generators, self.modules)
         mocks.install(patches, self.modules, self._simulation.scheduler.current_rank)
+        fx_traces.install(patches, self.modules, self._simulation.scheduler.current_rank)
         own = self.rank_modules.is_own if self.rank_modules is not None else _is_shared
         replaced_attributes.install(patches, self.modules, own, self._simulation.scheduler.current_rank)
         if self.rank_modules is not None:

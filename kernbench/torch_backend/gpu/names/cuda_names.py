@@ -5,6 +5,7 @@ Time is virtual: ``synchronize`` and ``Event.elapsed_time`` speak of it. What ca
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from types import FunctionType, SimpleNamespace
 from typing import Any
@@ -23,7 +24,7 @@ from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.gpu.device.software_versions import CUDNN, architectures, nccl_version
 from kernbench.torch_backend.gpu.device.visible_devices import uuid_of
 from kernbench.torch_backend.gpu.memory import memory_pools
-from kernbench.torch_backend.gpu.names import cuda_comm, cuda_graphs, cuda_runtime, source_kernels
+from kernbench.torch_backend.gpu.names import cuda_comm, cuda_graphs, cuda_runtime, runtime_traces, source_kernels
 from kernbench.torch_backend.gpu.tensors.placement import is_wrapped_by_transform
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance, fit
@@ -425,11 +426,26 @@ RELIES_ON = (
 )  # fmt: skip
 
 
+def _instead_of(stock: type, simulated: type) -> Any:
+    """``stock.__new__``: a program that has kept torch's class, by ``from torch.cuda import Event`` say, makes ours by it."""
+    stock_new: Any = vars(stock)["__new__"]
+
+    @functools.wraps(stock_new)
+    def make(cls: type, *args: Any, **kwargs: Any) -> Any:
+        return simulated(*args, **kwargs) if cls is stock else stock_new.__func__(cls, *args, **kwargs)
+
+    return staticmethod(make)
+
+
 def install(patches: Patches) -> None:
     """Give torch the simulated GPUs."""
     cuda_comm.install(patches)
+    runtime_traces.install(patches)
     for _, owner, table in _TABLES:
         for name, value in table.items():
+            stock = vars(owner).get(name)
+            if isinstance(stock, type) and isinstance(value, type) and "__new__" in vars(stock):
+                patches.set(stock, "__new__", _instead_of(stock, value))
             patches.set(owner, name, value)
     for module in (
         torch.cuda.random,
