@@ -152,6 +152,47 @@ def test_whatever_uses_a_gpu_first(uses: tuple[str, ...], tmp_path: Path) -> Non
     assert run.stdout.splitlines() == [f"cuda:0 {use}" for use in uses], run.stderr
 
 
+PUT_AROUND = """
+import functools, os, sys, torch
+
+USES = {
+    "accelerator.synchronize": lambda: torch.accelerator.synchronize(),
+    "compile": lambda: torch.compile(torch.neg, backend="eager")(torch.ones(1, device="cuda")),
+    "cuda.nvtx.range_push": lambda: torch.cuda.nvtx.range_push("a"),
+    "Tensor.cuda": lambda: torch.ones(1).cuda(),
+    "as_tensor": lambda: torch.as_tensor([1.0], device="cuda"),
+}
+for name, use in USES.items():
+    if not (child := os.fork()):
+        *path, last = name.split(".")
+        owner = functools.reduce(getattr, path, torch)
+        stock, calls = getattr(owner, last), []
+
+        @functools.wraps(stock)
+        def around(*args, **kwargs):
+            calls.append(last)
+            return stock(*args, **kwargs)
+
+        setattr(owner, last, around)
+        use()
+        first = len(calls)
+        use()
+        print(name, len(calls) - first, torch.ones(1, device="cuda").device, flush=True)
+        sys.exit()
+    os.waitpid(child, 0)
+"""
+
+
+def test_what_a_program_has_put_around_a_first_use_stays_and_is_called_once(tmp_path: Path) -> None:
+    (tmp_path / "around.py").write_text(PUT_AROUND)
+    run = subprocess.run(
+        [*RUN, "--no-summary", "--", sys.executable, "around.py"],
+        cwd=tmp_path, env=ENVIRON, text=True, capture_output=True, timeout=300,
+    )  # fmt: skip
+    names = ("accelerator.synchronize", "compile", "cuda.nvtx.range_push", "Tensor.cuda", "as_tensor")
+    assert run.stdout.splitlines() == [f"{name} 1 cuda:0" for name in names], run.stderr
+
+
 def test_a_process_that_is_killed_has_no_figures(tmp_path: Path) -> None:
     (tmp_path / "killed.py").write_text(
         "import os, signal, torch\ntorch.ones(2).cuda()\nos.kill(os.getpid(), signal.SIGKILL)\n"

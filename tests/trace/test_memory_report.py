@@ -217,3 +217,24 @@ def test_notes_that_a_traceback_has_are_not_shown_again() -> None:
     assert [*notes_that_python_hides([error, error], "torch's own\nmore\n")] == ["the report"]
     assert [*notes_that_python_hides([error], "torch's own\nthe report\nmore\n")] == []
     assert [*notes_that_python_hides([error], "another error's")] == []
+
+
+UNSHARDED = """\
+import torch
+
+layer = torch.nn.Linear(8, 8, device="cuda")
+weight = layer._parameters.pop("weight")
+layer._parameters["weight"] = weight * 1
+layer(torch.ones(2, 8, device="cuda")).sum().backward()
+torch.optim.SGD([weight], lr=1.0).step()
+"""
+
+
+def test_a_parameter_that_is_a_view_is_not_asked_for_its_gradient(tmp_path: Path, warm_python: str) -> None:
+    """FSDP's are while a module runs; torch warns whoever asks."""
+    (tmp_path / "views.py").write_text(UNSHARDED)
+    run = subprocess.run(
+        [warm_python, "-m", "kernbench", "run", "--nproc-per-node", "1", "--system", "dgx_h100", "views.py"],
+        cwd=tmp_path, text=True, capture_output=True, check=True,
+    )  # fmt: skip
+    assert "UserWarning" not in run.stdout + run.stderr

@@ -5,6 +5,7 @@ Masks are true as often as is assumed (``stand_ins``), and values that are not k
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -50,6 +51,39 @@ def selected(name: str, func: OpOverload, args: Any, kwargs: Any) -> Any:
         longest = kwargs.get("minlength", args[2] if len(args) > 2 else 0)
         return _packed((max(longest, int(element_of(args[0])) + 1),), torch.int64)
     return None
+
+
+def _masks(args: Any, kwargs: Any) -> list[torch.Tensor]:
+    return [index for index in args[1] if index is not None and index.dtype in _MASKS]
+
+
+def _first(args: Any, kwargs: Any) -> list[torch.Tensor]:
+    return [args[0]]
+
+
+def _repeats(args: Any, kwargs: Any) -> list[torch.Tensor]:
+    return [args[0]] if kwargs.get("output_size") is None else []
+
+
+def _counted(args: Any, kwargs: Any) -> list[torch.Tensor]:
+    return [] if kwargs.get("minlength", args[2] if len(args) > 2 else 0) else [args[0]]
+
+
+_DECIDERS: dict[str, Callable[[Any, Any], list[torch.Tensor]]] = {
+    **dict.fromkeys(("index", "_unsafe_index"), _masks),
+    "masked_select": lambda args, kwargs: [args[1]],
+    **dict.fromkeys(
+        ("nonzero", "_unique", "_unique2", "unique_consecutive", "unique_dim", "unique_dim_consecutive"), _first
+    ),
+    "repeat_interleave": _repeats,
+    "bincount": _counted,
+}
+
+
+def deciders(name: str, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The operands by whose values it follows how large the result is; a count of at least so many places has these."""
+    found = _DECIDERS.get(name)
+    return [] if found is None else found(args, kwargs)
 
 
 def _indexed(func: OpOverload, args: Any) -> Any:

@@ -20,7 +20,7 @@ from kernbench.simulation.values.assumptions import blend, default_stand_in, fil
 from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.gpu.tensors.placement import PLAIN, components_of, is_sparse
 from kernbench.torch_backend.hollow.computed_shapes import shapes_by_computing
-from kernbench.torch_backend.hollow.data_dependent_shapes import selected
+from kernbench.torch_backend.hollow.data_dependent_shapes import deciders, selected
 from kernbench.torch_backend.hollow.host_looks import as_stated
 from kernbench.torch_backend.hollow.shapes import Described, UnknownShapeError, allocate, described, made_on_host
 from kernbench.torch_backend.hollow.sparse_tensors import NO_EQUAL_INDICES, answered, makes_sparse
@@ -28,7 +28,9 @@ from kernbench.torch_backend.hollow.stand_ins import (
     assume,
     each_of_lists,
     element_of,
+    has_bytes,
     has_rule,
+    is_unknown,
     keeps_to_stand_ins,
     places,
     stored_of,
@@ -211,6 +213,8 @@ class HollowValues:
                 what = self._of_any_numbers(error, operator, func, args, kwargs, found)
                 compute = False
         if compute:
+            if found.unknown:
+                self._sized(device, operator, args, kwargs, result)
             self._mark_computed(operator, args, kwargs, result, unknown=found.unknown, infinite=infinite)
             if on_gpu:
                 keep_whole(device, result, tensors)
@@ -231,6 +235,7 @@ class HollowValues:
             self._mark(target, None)
         stays = on_gpu and operator.kind != TRANSFER
         made = self._made(what, func, operator, args, kwargs, on_gpu=stays)
+        self._sized(device, operator, args, kwargs, made)
         if stays and wanted is not None and wanted.type == "cuda":
             for tensor in made_tensors(made):
                 device.on_device(tensor, wanted)
@@ -464,6 +469,14 @@ class HollowValues:
                     keep_finite(tensor, infinite=infinite or _is_given_infinity(args, targets))
 
     # -- what the host reads --------------------------------------------------------------------------------------------
+
+    def _sized(self, device: RankDevice, operator: TorchOperator, args: Any, kwargs: Any, result: Any) -> None:
+        """The host gets a result whose size may follow from what is assumed, and knows its size."""
+        by = [each for each in deciders(operator.name, args, kwargs or {}) if not has_bytes(each) or is_unknown(each)]
+        if by and not device.host.unrecorded:
+            notes = [stored_of(each) for each in by]
+            stated = all(note is not None and note.stated for note in notes)
+            self._assumptions.told(operator.name, device.host.rank, made_tensors(result)[0].shape, stated=stated)
 
     def _looked(
         self,

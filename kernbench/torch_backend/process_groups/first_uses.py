@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -53,12 +53,20 @@ RELIES_ON = (
 )  # fmt: skip
 
 
-def of_process(use: Callable[[], None], names_gpu: Callable[..., bool]) -> Iterator[tuple[Any, str, Any]]:
+Covered = Mapping[tuple[object, str], tuple[Callable[..., Any], Callable[..., Any] | None]]
+"""By owner and name, where the program has put a function around torch's: what is there now, and what the rank has under it;
+None: torch's own."""
+
+
+def of_process(
+    use: Callable[[], bool], names_gpu: Callable[..., bool], covered: Covered
+) -> Iterator[tuple[Any, str, Any]]:
     """What has another value until the process has a GPU: owner, name and value.
 
     Args:
-        use: has it join, at the first use. Afterwards it does nothing.
+        use: has it join, at the first use, and says that it has. Afterwards it does nothing.
         names_gpu: whether one of what it is given is a GPU's name.
+        covered: empty until it has joined.
     """
     yield from scripted_functions.replaced()
 
@@ -72,10 +80,11 @@ def of_process(use: Callable[[], None], names_gpu: Callable[..., bool]) -> Itera
         for owner_name, names in table.items():
             owner = sys.modules.get(owner_name)
             for name in names if owner is not None else ():
-                yield owner, name, _used(use, owner, name, is_use)
+                yield owner, name, _used(use, covered, owner, name, is_use)
     for name, is_use in (("pin_memory", _always), ("cuda", _always), ("new_tensor", on_gpu), ("to", to_gpu)):
-        yield torch.Tensor, name, _used(use, torch.Tensor, name, is_use)
-    yield DeviceContext, "__enter__", _used(use, DeviceContext, "__enter__", lambda context: names_gpu(context.device))
+        yield torch.Tensor, name, _used(use, covered, torch.Tensor, name, is_use)
+    entered = _used(use, covered, DeviceContext, "__enter__", lambda context: names_gpu(context.device))
+    yield DeviceContext, "__enter__", entered
     yield torch, "compile", _compile(use)
     for name in _CLASSES:
         yield getattr(torch.cuda, name), "__new__", _constructor(use, name)
@@ -91,7 +100,9 @@ def _always(*args: Any, **kwargs: Any) -> bool:
     return True
 
 
-def _used(use: Callable[[], None], owner: Any, name: str, is_use: Callable[..., bool] = _always) -> Any:
+def _used(
+    use: Callable[[], bool], covered: Covered, owner: Any, name: str, is_use: Callable[..., bool] = _always
+) -> Any:
     """What is called by this name, before which the process has a GPU if ``is_use`` of the arguments."""
     stock = getattr(owner, name)
 
@@ -99,14 +110,16 @@ def _used(use: Callable[[], None], owner: Any, name: str, is_use: Callable[..., 
     def used(*args: Any, **kwargs: Any) -> Any:
         if not is_use(*args, **kwargs):
             return stock(*args, **kwargs)
-        use()
-        now = getattr(owner, name)
-        return (stock if now is used else now)(*args, **kwargs)
+        begins = use()
+        now, (programs, below) = getattr(owner, name), covered.get((owner, name), (used, None))
+        if now is used or (now is programs and not (begins and below is None)):
+            now = below or stock
+        return now(*args, **kwargs)
 
     return used
 
 
-def _compile(use: Callable[[], None]) -> Any:
+def _compile(use: Callable[[], bool]) -> Any:
     """Calls of what it compiles, which ask for GPUs in many places: the first is a use, before anything is compiled."""
     stock = torch.compile
     seen = False
@@ -114,10 +127,9 @@ def _compile(use: Callable[[], None]) -> Any:
     @functools.wraps(stock)
     def compiles(*args: Any, **kwargs: Any) -> Any:
         nonlocal seen
-        now = torch.compile
-        made = (stock if now is compiles else now)(*args, **kwargs)
+        made = stock(*args, **kwargs)
         frames: Any = sys.modules.get(_CALLS)
-        if frames is not None and now is compiles and not seen:
+        if frames is not None and not seen:
             seen, called = True, frames._callback_from_stance
 
             def first(callback: Any) -> Any:
@@ -131,7 +143,7 @@ def _compile(use: Callable[[], None]) -> Any:
     return compiles
 
 
-def _constructor(use: Callable[[], None], name: str) -> Any:
+def _constructor(use: Callable[[], bool], name: str) -> Any:
     stock: Any = getattr(torch.cuda, name)
     make = stock.__new__
 
@@ -144,7 +156,7 @@ def _constructor(use: Callable[[], None], name: str) -> Any:
     return staticmethod(made)
 
 
-def _class_of_devices(use: Callable[[], None], names_gpu: Callable[..., bool], name: str) -> Any:
+def _class_of_devices(use: Callable[[], bool], names_gpu: Callable[..., bool], name: str) -> Any:
     stock: Any = getattr(torch, name)
 
     class FirstUsed(type):

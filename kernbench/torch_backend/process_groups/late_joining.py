@@ -94,6 +94,8 @@ def install(
     _here.append(waiting)
     for owner, name, value in _told(waiting, properties, cuda):
         setattr(owner, name, value)
+        if isinstance(value, FunctionType):
+            waiting.told[owner, name] = value
     stock: Any = torch.distributed.init_process_group
     init_process_group = waiting.before(stock)
     for owner_name in _OWNERS:
@@ -123,7 +125,7 @@ def _told(
     yield torch.cuda, "_device_count_nvml", lambda: len(waiting.visible)
     yield torch.cuda, "set_device", waiting.set_device
     yield torch.cuda, "current_device", waiting.current_device
-    yield from first_uses.of_process(waiting.use, _names_gpu)
+    yield from first_uses.of_process(waiting.use, _names_gpu, waiting.covered)
     yield torch.cuda, "_lazy_init", waiting.use
     yield torch.version, "cuda", cuda
     yield torch.cuda.nccl, "version", software_versions.nccl_version
@@ -180,6 +182,8 @@ class _Waiting:
         device: the GPU that it has chosen, None if it has not.
         joined: whether it has become a rank, or has a GPU of its own. What programs had put around these functions still calls
             them.
+        told: the functions that torch has until then, by owner and name.
+        covered: see :data:`.first_uses.Covered`.
     """
 
     def __init__(
@@ -196,6 +200,8 @@ class _Waiting:
         self._gpus = gpus
         self.device: int | None = None
         self.joined = False
+        self.told: dict[tuple[Any, str], FunctionType] = {}
+        self.covered: dict[tuple[object, str], tuple[FunctionType, Callable[..., Any] | None]] = {}
 
     @property
     def visible(self) -> tuple[int, ...]:
@@ -225,10 +231,10 @@ class _Waiting:
             raise RuntimeError(f"CUDA error: invalid device ordinal (there are {count} GPUs)")
         return int(index)
 
-    def use(self) -> None:
-        """The program wants something of a GPU."""
+    def use(self) -> bool:
+        """The program wants something of a GPU. Whether that has made the process a rank."""
         if self.joined:
-            return
+            return False
         if _is_compiling(sys._getframe(1)):
             raise KernbenchError(_IN_COMPILED_CODE)
         who = self._named()
@@ -240,11 +246,13 @@ class _Waiting:
             self._is_alone = True
         else:
             raise KernbenchError(_NO_RANK_YET)
+        return True
 
     def leave(self) -> None:
         """It turns out to be no rank of a simulation elsewhere."""
         self._join = None
         self.joined = True
+        self.covered.update({key: (function, None) for key, function in self._put_around().items()})
 
     def raw_stream(self, device: int = 0) -> int:
         """``torch._C._cuda_getCurrentRawStream``, which a build without CUDA does not have."""
@@ -265,15 +273,35 @@ class _Waiting:
 
         return init_process_group
 
+    def _put_around(self) -> dict[tuple[object, str], FunctionType]:
+        """The functions that the program has put around those of :attr:`told`."""
+        now = ((key, mine, getattr(*key)) for key, mine in self.told.items())
+        return {
+            key: function for key, mine, function in now if function is not mine and isinstance(function, FunctionType)
+        }
+
     def _become(self, join: Callable[[], None]) -> None:
         self._join = None
-        replaced = [*_replaced_by_programs()]
+        replaced: dict[tuple[object, str], FunctionType] = self._put_around()
+        replaced.update({(module, name): function for module, name, function in _replaced_by_programs()})
         join()
         self.joined = True
-        for module, name, function in replaced:
-            setattr(module, name, function)
+        for (owner, name), function in replaced.items():
+            ranks = getattr(owner, name)
+            if _stands_on(ranks, function):
+                self.covered[owner, name] = ranks, None
+            else:
+                self.covered[owner, name] = function, ranks
+                setattr(owner, name, function)
         if self.device is not None:
             torch.cuda.set_device(self.device)
+
+
+def _stands_on(function: Any, other: object) -> bool:
+    """Whether a function is another one, or is put around it (:func:`functools.wraps`)."""
+    while function is not None and function is not other:
+        function = getattr(function, "__wrapped__", None)
+    return function is not None
 
 
 def _names_gpu(*devices: object) -> bool:

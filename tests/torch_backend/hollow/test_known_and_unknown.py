@@ -106,6 +106,40 @@ def test_sizes_that_depend_on_values_are_assumed(name):
     assert expected is None or list(found) == list(expected)
 
 
+CHOSEN: dict[str, Callable[[], torch.Tensor]] = {
+    "nonzero": lambda: (numbers() == 3).nonzero(),
+    "mask": lambda: large()[large() > 2],
+    "mask of a few": lambda: large()[:8][large()[:8] > 2],
+    "masked_select": lambda: large().masked_select(large() > 2),
+    "unique": lambda: numbers().unique(),
+    "repeat_interleave": lambda: numbers().repeat_interleave(numbers()),
+}
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_a_size_that_depends_on_unknown_values_is_noted_with_its_line(name: str) -> None:
+    body = CHOSEN[name]
+    size, notes = run(lambda: body().shape)
+    assert [
+        f"{os.path.basename(__file__)}:{body.__code__.co_firstlineno} was given {size}" in note for note in notes
+    ] == [True]
+    with pytest.raises(kernbench.SpawnException, match="not computed"):
+        run(body, unknown="error")
+
+
+SURE: dict[str, Callable[[], torch.Tensor]] = {
+    "known mask": lambda: large()[:64][torch.arange(64, device="cuda") % 3 == 0],
+    "places": lambda: large()[numbers()],
+    "repeats of known sum": lambda: numbers().repeat_interleave(numbers(), output_size=9),
+    "counts of known length": lambda: torch.bincount(numbers(), minlength=8),
+}
+
+
+@pytest.mark.parametrize("name", SURE)
+def test_a_size_that_is_known_is_not(name: str) -> None:
+    assert run(lambda: SURE[name]().shape, unknown="error")[1] == []
+
+
 def test_marked_numbers_stay_marked_in_arithmetic_of_floats():
     def body() -> list[str]:
         x = large().sum().item()

@@ -220,7 +220,7 @@ class _OfRank:
             if parameter is not None:
                 self.names[id(parameter)] = path
                 _claim(parameter, PARAMETERS, path)
-                _claim(parameter.grad, GRADIENTS, path)
+                _claim(_gradient(parameter), GRADIENTS, path)
         for buffer in module._buffers.values():
             _claim(buffer, BUFFERS, path)
 
@@ -242,7 +242,7 @@ class _OfRank:
             for parameter in group["params"]:
                 name = names.get(id(parameter))
                 _claim(parameter, PARAMETERS, name)
-                _claim(parameter.grad, GRADIENTS, name)
+                _claim(_gradient(parameter), GRADIENTS, name)
 
     def claim_state(self, optimizer: torch.optim.Optimizer) -> None:
         """What an optimizer keeps."""
@@ -250,6 +250,11 @@ class _OfRank:
             name = self.names.get(id(parameter))
             for value in state.values() if isinstance(state, dict) else ():
                 _claim(value, OPTIMIZER, name)
+
+
+def _gradient(parameter: torch.Tensor) -> torch.Tensor | None:
+    """A parameter's gradient; FSDP's views have none, and torch warns whoever asks these for it."""
+    return parameter.grad if parameter.is_leaf or parameter.retains_grad else None
 
 
 def _claim(value: object, category: str, owner: str | None) -> None:
