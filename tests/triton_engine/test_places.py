@@ -12,14 +12,14 @@ import torch
 
 import kernbench
 
-SOURCE = '''
+SOURCE = """
 import triton
 import triton.language as tl
 
 @triton.jit
 def written(x, N: tl.constexpr):
     tl.store(x + tl.arange(0, N), 1.0)
-'''
+"""
 
 
 def _module(path: Path) -> ModuleType:
