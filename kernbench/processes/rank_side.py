@@ -158,8 +158,8 @@ class RankSide(Uplink):
         """The report of kernels that wait for memory which nothing of this rank is going to write."""
         waiting = "\n".join(words for _, words in self.simulation.executor.suspended())
         return DeadlockError(
-            f"deadlock: kernels of rank {self.rank} wait, and nothing else of it can run.\n{waiting}\nIf another rank is to write "
-            "that: ranks that are processes have no memory in common: run this program with isolation='carrier'"
+            f"deadlock: kernels of rank {self.rank} wait, and nothing else of it can run.\n{waiting}\nIf another rank is to "
+            "write that: ranks that are processes have no memory in common: run this program with isolation='carrier'"
         )
 
     def _tell_computed(self) -> None:
