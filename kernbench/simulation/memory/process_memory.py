@@ -236,8 +236,7 @@ class ProcessMemory:
 
     @property
     def room(self) -> int | None:
-        """Bytes that the process may reserve if it has the SIP to itself; None: there is no limit. Of one that has ended: at its
-        end."""
+        """Bytes that the process may reserve if it has the SIP to itself, or could when it ended; None: there is no limit."""
         if self.left:
             return self._room_at_end
         device = None if self.device.capacity > _UNLIMITED else self.device.capacity
