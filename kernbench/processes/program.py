@@ -14,7 +14,7 @@ from multiprocessing.process import _children  # type: ignore[attr-defined]
 from multiprocessing.util import _exit_function, _finalizer_registry, _run_after_forkers  # type: ignore[attr-defined]
 from typing import Any, NoReturn, TextIO
 
-from kernbench.errors import KernbenchError, kind_of
+from kernbench.errors import kind_of
 from kernbench.process_end import await_threads
 from kernbench.processes import outside
 from kernbench.processes.channel import Portable, portable
@@ -191,7 +191,4 @@ def _finish(simulation: Simulation, side: RankSide) -> None:
         assert op.error is not None
         raise op.error
     if len(simulation.executor):
-        raise KernbenchError(
-            "a kernel waits for memory that another rank is to write. Ranks that are processes have no memory in common: run "
-            "this program with isolation='carrier'"
-        )
+        raise side.deadlock()

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import torch
 from greenlet import getcurrent
 
-from kernbench.errors import KernbenchError
+from kernbench.errors import DeadlockError, KernbenchError
 from kernbench.processes.channel import Wire
 from kernbench.processes.payload import Posted
 from kernbench.processes.shared_devices import DeviceShare
@@ -151,11 +151,16 @@ class RankSide(Uplink):
         """Wait until the first of ``operations`` that are to come has its values."""
         op = next((each for each in operations if self.number(each) in self.posted), None)
         if op is None:
-            raise KernbenchError(
-                f"rank {self.rank}: a kernel waits for memory that another rank is to write. Ranks that are processes have no "
-                "memory in common: run this program with isolation='carrier'"
-            )
+            raise self.deadlock()
         self.call("await_values", self.number(op))
+
+    def deadlock(self) -> DeadlockError:
+        """The report of kernels that wait for memory which nothing of this rank is going to write."""
+        waiting = "\n".join(words for _, words in self.simulation.executor.suspended())
+        return DeadlockError(
+            f"deadlock: kernels of rank {self.rank} wait, and nothing else of it can run.\n{waiting}\nIf another rank is to "
+            "write that: ranks that are processes have no memory in common: run this program with isolation='carrier'"
+        )
 
     def _tell_computed(self) -> None:
         still = []

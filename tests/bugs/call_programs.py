@@ -161,3 +161,44 @@ def tokens_exchanged_in_place(fixed: bool) -> None:
     """NCCL exchanges messages, and may receive one where another is still to be sent."""
     tokens = torch.full((2 * N,), float(dist.get_rank()), device="cuda")
     dist.all_to_all_single(torch.empty_like(tokens) if fixed else tokens, tokens)  # here
+
+
+def results_gathered_on_the_host(fixed: bool) -> None:
+    """The room for all ranks' results is made without a device."""
+    mine = torch.ones(N, device="cuda")
+    dist.all_gather([torch.empty(N, device="cuda" if fixed else "cpu") for _ in range(2)], mine)
+
+
+def answers_that_end_at_their_own_token(fixed: bool) -> None:
+    """Parameters are gathered for each token, and a rank whose answer has ended goes on to its score."""
+    model = nn.Linear(8, 8).cuda()
+    fully_shard(model, reshard_after_forward=True)
+    x = torch.ones(1, 8, device="cuda")
+    for token in range(4):
+        with torch.no_grad():
+            x = model(x)
+        ended = torch.tensor(float(token > dist.get_rank()), device="cuda")
+        if fixed:
+            dist.all_reduce(ended, op=dist.ReduceOp.MIN)
+        if ended.item():
+            break
+    dist.all_reduce(torch.ones(1, device="cuda"))  # here
+
+
+def tokens_that_each_ranks_cache_has(fixed: bool) -> None:
+    """Each rank looks up how much of a prompt its own cache has, and computes the rest."""
+    found = torch.tensor([N if dist.get_rank() == 0 else N // 2], device="cuda")
+    if fixed:
+        dist.all_reduce(found, op=dist.ReduceOp.MIN)
+    dist.all_reduce(torch.ones(2 * N - int(found), 8, device="cuda"))  # here
+
+
+def neighbours_that_are_one_rank(fixed: bool) -> None:
+    """Of two stages the one before is the one behind, and messages of one shape between two ranks meet in their order."""
+    rank, peer = dist.get_rank(), 1 - dist.get_rank()
+    results, gradients = (torch.full((N,), float(rank), device="cuda") for _ in range(2))
+    from_before, from_behind = torch.empty_like(results), torch.empty_like(results)
+    before = [dist.P2POp(dist.isend, gradients, peer), dist.P2POp(dist.irecv, from_before, peer)]
+    behind = [dist.P2POp(dist.isend, results, peer), dist.P2POp(dist.irecv, from_behind, peer)]
+    for work in dist.batch_isend_irecv([*behind, *before] if fixed and rank else [*before, *behind]):
+        work.wait()

@@ -5,6 +5,7 @@ The line that a report must name ends with ``# here``.
 
 from __future__ import annotations
 
+import gc
 import io
 
 import torch
@@ -289,3 +290,76 @@ def launched_on_the_current_gpu(fixed: bool) -> None:
     with torch.cuda.device(1 if fixed else 0):
         _counted[(8,)](ids, counts, ATOMIC=True)
     torch.cuda.synchronize(1)
+
+
+@triton.jit
+def _built_once(locks, size, CAREFUL: tl.constexpr):
+    lock = locks + tl.program_id(0) % size
+    taken = tl.atomic_cas(lock, 0, 1) if CAREFUL else tl.atomic_xchg(lock, 1)
+    if taken == 0:
+        tl.atomic_xchg(lock, 2)
+    else:
+        while (tl.atomic_add(lock, 0) if CAREFUL else tl.atomic_xchg(lock, 3)) != 2:  # lock
+            pass
+
+
+def lock_that_is_overwritten_by_who_waits(fixed: bool) -> None:
+    """Each waits for the value that says "built", and puts its own in its place when it looks."""
+    locks = torch.zeros(8, dtype=torch.int32, device="cuda")
+    for _ in range(2):
+        _built_once[(8,)](locks, 8, CAREFUL=fixed)
+    torch.cuda.synchronize()
+
+
+@triton.jit
+def _counted_rows(x, total, lock, count, INSIDE: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    row = tl.load(x + tl.program_id(0) * BLOCK + at)
+    while tl.atomic_cas(lock, 0, 1) == 1:
+        pass
+    number = tl.load(count)
+    if number != 0:
+        row += tl.load(total + at)
+    tl.store(total + at, row)
+    if INSIDE:
+        tl.store(count, number + 1)
+    tl.debug_barrier()
+    tl.atomic_xchg(lock, 0)
+    if not INSIDE:
+        tl.store(count, number + 1)  # counted
+
+
+def count_stored_behind_its_lock(fixed: bool) -> None:
+    x, total = torch.ones(8 * N, device="cuda"), torch.empty(N, device="cuda")
+    lock, count = torch.zeros(2, 1, dtype=torch.int32, device="cuda")
+    _counted_rows[(8,)](x, total, lock, count, INSIDE=fixed, BLOCK=N)
+    torch.cuda.synchronize()
+
+
+@triton.jit
+def _turned(x, room, y, ORDERED: tl.constexpr, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    tl.store(room + at, tl.load(x + at) * 2)
+    if ORDERED:
+        tl.debug_barrier()
+    tl.store(y + at, tl.load(room + BLOCK - 1 - at))  # turned
+
+
+def tile_read_back_in_another_order(fixed: bool) -> None:
+    """A program stores a tile and loads it from the other end: by other threads."""
+    x = torch.ones(4 * N, device="cuda")
+    _turned[(1,)](x, torch.zeros_like(x), torch.zeros_like(x), ORDERED=fixed, BLOCK=4 * N)
+    torch.cuda.synchronize()
+
+
+class _Batch:
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self.tensor, self.itself = tensor, self
+
+
+def batches_that_hold_themselves(fixed: bool) -> None:
+    """Memory that only a cycle of references holds is free when Python collects it, and no failed allocation has that done."""
+    for _ in range(8):
+        _Batch(torch.empty(20 * MIB, dtype=torch.uint8, device="cuda"))
+        if fixed:
+            gc.collect()

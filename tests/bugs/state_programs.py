@@ -6,11 +6,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import loss_parallel
 from torch.nn.functional import cross_entropy, log_softmax
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 
 def second_server_at_a_port(fixed: bool) -> None:
@@ -64,3 +65,39 @@ def softmax_within_a_parallel_loss(fixed: bool) -> None:
             log_softmax(logits, -1).sum().backward()
     assert logits.grad is not None
     assert abs(logits.grad.full_tensor()[0].sum().item() - (0 if fixed else 4)) < 1e-5  # kernbench: ordered
+
+
+def accumulated_with_a_static_graph(fixed: bool) -> None:
+    """DDP's static graph is learned in the first backward pass, which does not sum."""
+    model = DistributedDataParallel(nn.Linear(8, 8).cuda(), static_graph=not fixed)
+    x = torch.ones(2, 8, device="cuda")
+    with model.no_sync():
+        model(x).sum().backward()
+    model(x).sum().backward()
+
+
+def layer_that_is_frozen_at_first(fixed: bool) -> None:
+    """FSDP2 learns in the first forward pass to which type gradients are reduced."""
+    layer = nn.Linear(8, 8).cuda()
+    fully_shard(layer, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32))
+    x = torch.ones(2, 8, device="cuda")
+    layer.requires_grad_(fixed)
+    layer(x)
+    layer.requires_grad_(True)
+    layer(x).sum().backward()
+
+
+def gradients_of_local_tensors(fixed: bool) -> None:
+    """Each rank's gradient of a replicated parameter is a part of it, and is said to be the whole."""
+    weight = nn.Parameter(
+        distribute_tensor(torch.ones(8, device="cuda"), init_device_mesh("cuda", (2,)), [Replicate()])
+    )
+    local = weight.to_local(grad_placements=[Partial()]) if fixed else weight.to_local()
+    (local * (dist.get_rank() + 1)).sum().backward()
+
+
+def dropped_anew_when_it_is_computed_again(fixed: bool) -> None:
+    """A checkpointed layer's second pass drops other elements than the one that the loss is of."""
+    layer = nn.Sequential(nn.Linear(8, 8), nn.Dropout()).cuda()
+    x = torch.ones(2, 8, device="cuda", requires_grad=True)
+    checkpoint(layer, x, use_reentrant=False, preserve_rng_state=fixed).sum().backward()

@@ -164,3 +164,46 @@ def duration_asked_for_too_early(fixed: bool) -> None:
     if fixed:
         end.synchronize()
     print(begin.elapsed_time(end) > 0)
+
+
+def event_waited_for_before_it_is_recorded(fixed: bool) -> None:
+    """The wait of an event that has not been recorded yet waits for nothing."""
+    maker, user = torch.cuda.Stream(), torch.cuda.Stream()
+    x, made = torch.ones(MANY, device="cuda"), torch.cuda.Event()
+    torch.cuda.synchronize()
+
+    def make() -> None:
+        with torch.cuda.stream(maker):
+            x.mul_(3)  # here
+            made.record()
+
+    if fixed:
+        make()
+    with torch.cuda.stream(user):
+        made.wait()
+        y = x + 1
+    if not fixed:
+        make()
+    torch.cuda.synchronize()
+    assert y[0].item() in (2.0, 4.0)
+
+
+def copied_by_a_stream_of_its_own(fixed: bool) -> None:
+    """A batch is copied to the GPU on a transfer stream, which the default stream does not wait for."""
+    side, host = torch.cuda.Stream(), torch.ones(MANY).pin_memory()
+    batch = torch.zeros(MANY, device="cuda")
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        batch.copy_(host, non_blocking=True)
+    if fixed:
+        torch.cuda.current_stream().wait_stream(side)
+    batch.sum()  # here
+    torch.cuda.synchronize()
+
+
+def halves_copied_to_the_host(fixed: bool) -> None:
+    """A copy that changes the type, too, is as little waited for as one that does not."""
+    halves = torch.ones(MANY, device="cuda").to("cpu", dtype=torch.float16, non_blocking=True)
+    if fixed:
+        torch.cuda.synchronize()
+    print(halves[0].item())  # here

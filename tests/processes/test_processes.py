@@ -17,6 +17,8 @@ from typing import Any, ClassVar
 import pytest
 import torch
 import torch.distributed as dist
+import triton
+import triton.language as tl
 
 import kernbench
 from tests.processes.outcomes import assert_equal, outcome
@@ -358,3 +360,23 @@ def test_a_fork_that_the_system_refuses_once(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(os, "fork", refuse)
     spawn(lambda rank: None, 2)
     assert refused
+
+
+@triton.jit
+def _waits_for(flag):
+    while tl.atomic_add(flag, 0) != 1:
+        pass
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_a_kernel_that_waits_for_what_nothing_writes_is_described(looks: bool) -> None:
+    def worker(rank: int) -> None:
+        flag = torch.zeros(1, dtype=torch.int32, device="cuda")
+        _waits_for[(1,)](flag)
+        if looks:
+            flag.item()
+
+    (error,) = failures(worker, 1).errors.values()
+    assert isinstance(error, kernbench.DeadlockError)
+    assert "waits on element 0 of flag of rank 0 (shape (1,), 4 bytes): sees 0, wants == 1" in str(error)
+    assert "isolation='carrier'" in str(error)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -342,6 +343,19 @@ def test_two_processes_share_a_device() -> None:
     (_, message), _, _ = run(body, 2, backend="gloo", enable_data=False)
     assert "Process -1 has 45" in message
     assert "Including non-PyTorch memory" in message
+
+
+def test_a_rank_that_has_ended_keeps_the_limit_that_it_had() -> None:
+    def body() -> None:
+        fill(GIB)
+        if dist.get_rank() == 0:
+            time.sleep(1)
+            torch.ones(4, device="cuda:1")
+
+    _, ranks, (head, *_) = run(body, 2, enable_data=False)
+    assert [(each.rank, each.device) for each in ranks] == [(0, 0), (0, 1), (1, 1)]
+    assert all(each.limit for each in ranks)
+    assert "no limit" not in head
 
 
 def test_no_limit() -> None:

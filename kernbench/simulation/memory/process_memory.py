@@ -123,6 +123,7 @@ class ProcessMemory:
         self.workspaces = LibraryWorkspaces(memories.workspace_sizes)
         self._closed = False
         self.left = False
+        self._room_at_end: int | None = None
         self._noticeable = 1
         self._now = memories.main_clock if host.rank is None else None
         self._refresh = memories.refresh
@@ -235,7 +236,9 @@ class ProcessMemory:
 
     @property
     def room(self) -> int | None:
-        """Bytes that the process may reserve if it has the SIP to itself; None: there is no limit."""
+        """Bytes that the process may reserve if it has the SIP to itself, or could when it ended; None: there is no limit."""
+        if self.left:
+            return self._room_at_end
         device = None if self.device.capacity > _UNLIMITED else self.device.capacity
         limits = [each for each in (device, self.allocator.limit) if each is not None]
         return min(limits) if limits else None
@@ -292,6 +295,7 @@ class ProcessMemory:
 
     def leave(self) -> None:
         """The process has ended, and has nothing there any more. What tensors are left can still be read, and freed."""
+        self._room_at_end = self.room
         self.left = True
         self.device.give_back(self.allocator.reserved)
         self.device.capacity += self.overhead.total

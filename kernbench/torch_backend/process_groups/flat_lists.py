@@ -18,7 +18,7 @@ from kernbench.sim_engine import Operation
 from kernbench.simulation.memory.storages import Block
 from kernbench.simulation.ranks.hosts import Host
 from kernbench.simulation.simulation import Simulation
-from kernbench.torch_backend.gpu.tensors.placement import PLAIN, block_of, put
+from kernbench.torch_backend.gpu.tensors.placement import PLAIN, put
 from kernbench.torch_backend.hollow.shapes import Described, allocate
 from kernbench.torch_backend.modes import plain_torch
 from kernbench.torch_backend.relies_on import Reliance
@@ -36,13 +36,12 @@ class FlatList:
     Args:
         simulation: of the rank.
         parts: the list.
+        block: what the first of them is in.
     """
 
-    def __init__(self, simulation: Simulation, parts: Sequence[torch.Tensor]) -> None:
+    def __init__(self, simulation: Simulation, parts: Sequence[torch.Tensor], block: Block) -> None:
         self._simulation = simulation
         self._parts = parts
-        block = block_of(parts[0])
-        assert block is not None
         self._block: Block = block.memory.hold(sum(part.numel() * part.element_size() for part in parts))
         claim(self._block.entry, COMMUNICATION)
 

@@ -18,6 +18,7 @@ import torch
 from kernbench.ccl.reduce_op import ReduceOp
 from kernbench.errors import CallError
 from kernbench.simulation.memory.tensor_queries import plain
+from kernbench.torch_backend.gpu.tensors.placement import block_of
 from kernbench.torch_backend.process_groups import (
     backend_classes,
     flat_lists,
@@ -347,7 +348,8 @@ class SimProcessGroup(PostingGroup, metaclass=GroupClass):
         """What torch makes of the list of a call, if it makes something of it."""
         if own.numel() and self._is_nccls(own) and flat_lists.takes_one(parts):
             require_contiguous(op, (own,))
-            return FlatList(self.simulation, parts)
+            block = block_of(parts[0])
+            return None if block is None else FlatList(self.simulation, parts, block)  # None: refused when it is posted
         return None
 
     def _check_count(self, op: str, what: str, tensors: Tensors, numel: int | None = None) -> None:

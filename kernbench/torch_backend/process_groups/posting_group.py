@@ -44,7 +44,7 @@ from kernbench.torch_backend.process_groups.arguments import (
 from kernbench.torch_backend.process_groups.backend_options import BackendOptions, BackendStandIn
 from kernbench.torch_backend.process_groups.futures import Futures
 from kernbench.torch_backend.process_groups.group_class import STOCK
-from kernbench.torch_backend.process_groups.places_of_tensors import is_reordered, require_gpu
+from kernbench.torch_backend.process_groups.places_of_tensors import is_reordered, look_for_host
 from kernbench.torch_backend.process_groups.work import Work
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -356,10 +356,10 @@ class PostingGroup(AbsentInGroups, STOCK):
         if not self._seen:
             self._look_at_device(op, opts, held, block)
         if (
-            on_gpus < len(held) and self.backend_name == "nccl" and host.uses_gpu and host.phase % PHASES != BACKWARD
+            on_gpus < len(held) and self.backend_name == "nccl" and host.phase % PHASES != BACKWARD
             and self._device.doing.collective_memory is None  # given by the program, and no results of a functional collective
         ):  # fmt: skip
-            require_gpu(op, held, on_gpus)
+            look_for_host(simulation, host, op, inputs, outputs)
         graph = host.capture
         if graph is not None:
             keep(host, wholes(outputs))
@@ -511,6 +511,8 @@ class PostingGroup(AbsentInGroups, STOCK):
             route = MessageRoute("pair" if batch is None and not eager else "group", batch, eager)
             self._count_memory_of_message(tensor, peer, route)
         host, block = self.simulation.hosts.current(), block_of(tensor)
+        if block is None and self.backend_name == "nccl":
+            look_for_host(self.simulation, host, op, (tensor,), ())
         with host.driving(None if block is None else block.own_sip):
             operation = self.matcher.mailbox.post(
                 self.communicator, moved, peer=self.communicator.ranks[peer], tag=tag, sends=op == "send", route=route

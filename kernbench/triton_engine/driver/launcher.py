@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from operator import index
+from types import CodeType
 from typing import Any
 
 from kernbench.own_files import is_own
@@ -18,39 +18,49 @@ from kernbench.triton_engine.machine import Launch
 from .limits import MOST_BLOCKS, is_cooperative, refuse_grid, refuse_what_does_not_fit
 from .pipeline import values_kernel
 
-_programs: dict[str, Program] = {}
+_programs: dict[tuple[str, str], Program] = {}
 _LAUNCHER = "_kernbench_launcher"
 """The attribute of a compiled kernel's source that keeps its launcher."""
-_FILE = re.compile(r'^#loc = loc\("([^"]+)":', re.MULTILINE)
+_FILE = re.compile(r'^#loc = loc\("([^"]+)":(\d+):', re.MULTILINE)
 
 
-def _relocated(ttir: str, src: object) -> str:
-    """``ttir`` with the path that the kernel's file has now.
+def _code_of(src: object) -> CodeType | None:
+    """The code of a kernel's function; None if it has none."""
+    code = getattr(getattr(getattr(src, "fn", None), "fn", None), "__code__", None)
+    return code if isinstance(code, CodeType) else None
 
-    Triton's cache knows a kernel by its text, not by its place: what was compiled before the file moved, or in another
-    checkout, names the file of that time.
+
+def _is_headed(code: CodeType, line: int) -> bool:
+    """Whether a line is one between a function's first decorator and its body, as that of its ``def`` is."""
+    body = [at for _, _, at in code.co_lines() if at is not None and at > code.co_firstlineno]
+    return code.co_firstlineno <= line <= min(body, default=code.co_firstlineno)
+
+
+def _relocated(ttir: str, code: CodeType | None) -> str:
+    """``ttir`` with the path of the file that the kernel is in.
+
+    Triton's cache knows a kernel by its text and its line, not by its file: what was compiled before the file moved, in another
+    checkout, or of another file that has the same kernel at the same line, names that one.
     """
-    function = getattr(getattr(src, "fn", None), "fn", None)
-    code = getattr(function, "__code__", None)
     found = _FILE.search(ttir)
-    if code is None or found is None or found[1] == code.co_filename:
-        return ttir
-    if os.path.basename(found[1]) != os.path.basename(code.co_filename):
+    if code is None or found is None or found[1] == code.co_filename or not _is_headed(code, int(found[2])):
         return ttir
     return ttir.replace(f'loc("{found[1]}":', f'loc("{code.co_filename}":')
 
 
 def program_of(src: object, metadata: Any) -> Program:
-    """The program of a compiled kernel, cached by the compiler's hash."""
-    program = _programs.get(metadata.hash)
+    """The program of a compiled kernel, cached by the compiler's hash and the kernel's file."""
+    code = _code_of(src)
+    key = metadata.hash, "" if code is None else code.co_filename
+    program = _programs.get(key)
     if program is None:
         ttir = getattr(metadata, "kernbench_ttir", None)
         if ttir is None:
             ttir = values_kernel(src, metadata).metadata.kernbench_ttir
         with plain_torch():
-            target, text = metadata.target, _relocated(ttir, src)
+            target, text = metadata.target, _relocated(ttir, code)
             program = lower_ttir(text, target.backend, metadata.num_warps, target.warp_size)
-            _programs[metadata.hash] = program
+            _programs[key] = program
     return program
 
 
