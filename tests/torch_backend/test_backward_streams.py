@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 import kernbench
@@ -168,4 +171,30 @@ def test_changes_of_stream_between_which_no_node_is_made_are_forgotten() -> None
             made = x * 2
         assert changes
         assert [changes.at(number + step, 0) for step in (-1, 0, 1)] == ["compute", "stream 1", "compute"]
-        assert list(_nodes([made.grad_fn]).values()) == [number] * 2  # the leaf's is that of what uses it
+        numbers, leaves = _nodes([made.grad_fn])
+        assert [*numbers.values(), *leaves.values()] == [number] * 2
+
+
+@pytest.mark.parametrize("keeps", ["ddp", "program", "nobody"])
+def test_gradients_of_a_leaf_are_added_where_its_node_was_made(keeps: str) -> None:
+    """DDP, and programs that hang hooks on the node of a leaf, keep it since they prepared the model."""
+    seen: list[torch.cuda.Stream] = []
+
+    def worker(rank: int) -> None:
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(rank)
+        layer, side = nn.Linear(64, 64, bias=False).cuda(), torch.cuda.Stream()
+        called: Any = DistributedDataParallel(layer) if keeps == "ddp" else layer
+        node = layer.weight.expand_as(layer.weight).grad_fn.next_functions[0][0] if keeps == "program" else None
+        layer.weight.register_post_accumulate_grad_hook(lambda _: seen.append(torch.cuda.current_stream()))
+        for _ in range(2):
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                loss = called(torch.ones(64, 64, device="cuda")).sum()
+            loss.backward()
+        default = torch.cuda.default_stream()
+        assert seen == [side if keeps == "nobody" else default] * 2, (seen, node)
+        seen.clear()
+
+    with kernbench.simulate("dgx_h100", races="error") as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=1)

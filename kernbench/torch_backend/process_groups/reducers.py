@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernbench.torch_backend.gpu.device.devices import current_device
+from kernbench.torch_backend.gpu.device.gradient_streams import leaf_is_kept
 from kernbench.torch_backend.gpu.memory.memory_owners import claim_communication
 from kernbench.torch_backend.gpu.tensors.placement import block_of
 from kernbench.torch_backend.overloads import OpOverload
@@ -82,13 +83,16 @@ def install(patches: Patches) -> None:
 
     @functools.wraps(_stock_init)
     def init(reducer: object, params: Sequence[torch.Tensor], *args: object, **kwargs: object) -> None:
-        if not params or current_device() is None or block_of(params[0]) is None:
+        mine = current_device()
+        if not params or mine is None or block_of(params[0]) is None:
             _stock_init(reducer, params, *args, **kwargs)
             return
         on_gpu = _OnGpu(params[0].device, frozenset([each.dtype for each in params]))
         with on_gpu:
             _stock_init(reducer, params, *args, **kwargs)
         made_on[reducer] = on_gpu
+        for each in params:
+            leaf_is_kept(mine.stream_changes, each)
 
     @functools.wraps(_stock_rebuild)
     def rebuild(reducer: object) -> bool:

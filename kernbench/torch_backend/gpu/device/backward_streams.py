@@ -2,7 +2,8 @@
 
 A stream waits for another where a gradient goes from one node to the next, and the caller's stream for all at the end. The sum
 of two gradients of one tensor is on the stream of the node that takes it. What adds to a leaf's gradient is on the stream where
-the leaf was used first. In compiled autograd all is on the caller's stream.
+its node was made: where the leaf was used first in the forward pass, unless something has kept the node, as DDP does. In
+compiled autograd all is on the caller's stream.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,9 +19,10 @@ import torch
 from torch.autograd import graph
 
 from kernbench.torch_backend.gpu.device.devices import current_device
-from kernbench.torch_backend.gpu.device.gradient_streams import node_number
+from kernbench.torch_backend.gpu.device.gradient_streams import LEAF, node_number
 from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.gpu.device.stream_waits import StreamMark, let_stream_wait
+from kernbench.torch_backend.modes import plain_torch
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -31,13 +33,14 @@ RELIES_ON = (
     ),
     Reliance(
         "torch.autograd.graph.Node", "has hooks before and after it, and knows the nodes that follow it",
-        has=("register_prehook", "register_hook", "next_functions"),
+        has=("register_prehook", "register_hook", "next_functions", "metadata"),
     ),
     Reliance(
         "torch.autograd.Variable._execution_engine", "calls what is queued at the end of the pass, in order",
         has=("queue_callback",),
     ),
     Reliance("torch._C._current_graph_task_id", "another one for each pass"),
+    Reliance("sys.getrefcount", "whether a program keeps the node of a leaf"),
 )  # fmt: skip
 
 _COMPILED = "torch._dynamo.compiled_autograd"
@@ -147,18 +150,15 @@ def _roots(outputs: Iterable[Any]) -> list[graph.Node]:
     return [node for node in nodes if node is not None]
 
 
-def _nodes(roots: Iterable[graph.Node]) -> dict[graph.Node, int]:
-    """What can be reached from some nodes, with their numbers: a leaf's is that of the first node which uses it."""
+def _nodes(roots: Iterable[graph.Node]) -> tuple[dict[graph.Node, int], dict[graph.Node, int]]:
+    """What can be reached from some nodes, with their numbers; and leaves' nodes, with those of the first that use them."""
     numbers: dict[graph.Node, int] = {}
-    to_visit = [*roots]
     leaves: dict[graph.Node, int] = {}
+    to_visit = [*roots]
     while to_visit:
         node = to_visit.pop()
-        if node in numbers:
-            continue
         number = node_number(node)
-        if number is None:
-            leaves.setdefault(node, 0)
+        if node in numbers or number is None:
             continue
         numbers[node] = number
         for following, _ in node.next_functions:
@@ -168,7 +168,38 @@ def _nodes(roots: Iterable[graph.Node]) -> dict[graph.Node, int]:
                 leaves[following] = min(number, leaves.get(following, number))
             else:
                 to_visit.append(following)
-    return numbers | leaves
+    return numbers, leaves
+
+
+def _references(nodes: Iterable[graph.Node]) -> list[int]:
+    return [sys.getrefcount(each) for each in nodes]
+
+
+@functools.cache
+def _references_of_one_unkept() -> int:
+    """How many there are to the node of a leaf that nothing keeps but :func:`_nodes`."""
+    with plain_torch():
+        made = torch.ones(1, requires_grad=True).exp()
+    _, leaves = _nodes(_roots((made,)))
+    (found,) = _references(leaves)
+    return found
+
+
+def _streams_of_leaves(mine: RankDevice, leaves: dict[graph.Node, int]) -> dict[graph.Node, Mapping[int, str]]:
+    """The streams on which nodes of leaves were made, by SIP, as far as they are not the default ones.
+
+    A program that keeps a leaf's node, for its hooks, has made it when it prepared its model, so on the default stream.
+    """
+    changes, sips = mine.stream_changes, mine.stream_changes.sips
+    unkept = _references_of_one_unkept()
+    found: dict[graph.Node, Mapping[int, str]] = {}
+    for (node, first), references in zip(leaves.items(), _references(leaves), strict=True):
+        metadata: Any = node.metadata
+        if LEAF not in metadata:
+            names = {} if references > unkept else {sip: changes.at(first, sip) for sip in sips}
+            metadata[LEAF] = {sip: name for sip, name in names.items() if name}
+        found[node] = metadata[LEAF]
+    return found
 
 
 def _compiled() -> bool:
@@ -184,9 +215,12 @@ def _pass(mine: RankDevice, roots: list[graph.Node]) -> _Pass | None:
     sips = sorted(changes.sips)
     current = tuple(mine.host.stream_on(sip) for sip in sips)
     streams: dict[graph.Node, Streams] = {}
-    for node, number in _nodes(roots).items():
+    numbers, leaves = _nodes(roots)
+    for node, number in numbers.items():
         names = [changes.at(number, sip) for sip in sips]
         streams[node] = tuple(name or here for name, here in zip(names, current, strict=True))
+    for node, known in _streams_of_leaves(mine, leaves).items():
+        streams[node] = tuple(known.get(sip) or mine.host.default_stream(sip) for sip in sips)
     if all(each == current for each in streams.values()):
         return None
     return _Pass(mine, sips, streams)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import deque
+from collections.abc import Mapping
 from operator import itemgetter
 from typing import Any
 
@@ -22,8 +23,17 @@ def _numbers(next_number: Any) -> bool:
     return node is not None and bool(node._sequence_nr() == first and next_number() == first + 1)
 
 
+def _keeps(edge_of: Any) -> bool:
+    leaf = torch.ones(1, requires_grad=True)
+    made = leaf.exp()
+    edge_of(leaf).node.metadata[LEAF] = 1
+    node: Any = made.grad_fn
+    return bool(node.next_functions[0][0].metadata == {LEAF: 1})
+
+
 RELIES_ON = (
     Reliance("torch.autograd._get_sequence_nr", "the number of the node that is made next in this thread", holds=_numbers),
+    Reliance("torch.autograd.graph.get_gradient_edge", "of a leaf it gives the node that adds to its gradient", holds=_keeps),
     Reliance("torch._C._current_autograd_node", "the node whose gradient is computed now; None: none is"),
     Reliance("torch._C._current_graph_task_id", "it is negative outside backward"),
 )  # fmt: skip
@@ -32,6 +42,9 @@ sequence_number: Any = torch.autograd._get_sequence_nr
 
 MOST = 4096
 """Changes of stream that are remembered."""
+
+LEAF = "kernbench: streams of a leaf"
+"""In the metadata of a leaf's node: the streams that were current when it was made, by SIP, but for default ones."""
 
 _FIRST = itemgetter(0)
 
@@ -48,6 +61,12 @@ def gradient_of() -> int | None:
         return None
     node: Any = torch._C._current_autograd_node()
     return None if node is None else node_number(node)
+
+
+def leaf_is_kept(changes: StreamChanges, leaf: torch.Tensor) -> None:
+    """C++ keeps the node of a leaf from now on, whose gradients are added on the streams that are current now."""
+    node: Any = torch.autograd.graph.get_gradient_edge(leaf).node
+    node.metadata[LEAF] = changes.now()
 
 
 class StreamChanges:
@@ -70,6 +89,10 @@ class StreamChanges:
     def sips(self) -> set[int]:
         """On which SIPs it changed."""
         return {sip for _, sip, _ in self._since}
+
+    def now(self) -> Mapping[int, str]:
+        """The streams that are current, by SIP, where it has changed."""
+        return {sip: self._host.stream_on(sip) for sip in self.sips}
 
     def go_on(self, sip: int, name: str) -> None:
         """The rank enqueues on another stream of a SIP from now on. Gradients of what it computes there will be on it, too."""
