@@ -192,7 +192,7 @@ def test_parameters_of_16_bits_in_a_norm_of_32() -> None:
         ctx.multiprocessing.spawn(body, nprocs=1)
 
 
-def test_torchs_sanitizer_which_would_be_told_nothing_is_refused() -> None:
+def test_torchs_sanitizer_is_refused() -> None:
     from torch.cuda import _gpu_trace, _sanitizer
 
     with kernbench.simulated_gpu("dgx_h100"):

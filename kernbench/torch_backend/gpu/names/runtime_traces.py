@@ -32,7 +32,7 @@ def _refuse(*args: object) -> None:
 
 
 def install(patches: Patches) -> None:
-    """Refuse what would be told nothing."""
+    """Refuse what would never be called."""
     patches.set(_Sanitizer, "enable", _refuse)
     for name in _REGISTERS:
         patches.set(_trace, name, _refuse)
