@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -21,7 +20,7 @@ from torch.autograd import graph
 from kernbench.torch_backend.gpu.device.devices import current_device
 from kernbench.torch_backend.gpu.device.gradient_streams import LEAF, node_number
 from kernbench.torch_backend.gpu.device.rank_device import RankDevice
-from kernbench.torch_backend.gpu.device.stream_waits import StreamMark, let_stream_wait
+from kernbench.torch_backend.gpu.device.stream_waits import let_stream_wait
 from kernbench.torch_backend.modes import plain_torch
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
@@ -66,7 +65,7 @@ class _Pass:
         self._task = -1
         self._given: set[graph.Node] = set()
         self._summed: dict[graph.Node, Streams] = {}
-        self._awaited: defaultdict[graph.Node, list[tuple[int, StreamMark]]] = defaultdict(list)
+        self._used = set[Streams]()
 
     @contextmanager
     def hooked(self, roots: Iterable[graph.Node]) -> Iterator[None]:
@@ -102,22 +101,18 @@ class _Pass:
         return task == self._task
 
     def _hand(self, here: Streams, node: graph.Node) -> None:
-        """A node is given a gradient from other streams, or from its own."""
-        for at, (from_stream, to_stream) in enumerate(zip(here, self._streams[node], strict=True)):
+        """A node, which may be wanted for its gradient alone, is given that from other streams, or from its own."""
+        there = self._streams[node]
+        for from_stream, to_stream in zip(here, there, strict=True):
             if from_stream != to_stream:
-                self._awaited[node].append((at, StreamMark.now(self._host, from_stream)))
+                let_stream_wait(self._host, to_stream, from_stream)
         self._given.add(node)
-
-    def _enter(self, node: graph.Node) -> None:
-        streams = self._streams[node]
-        self._go_on(streams)
-        for at, marked in self._awaited.pop(node, ()):
-            marked.let_wait(self._host, streams[at])
+        self._used.add(there)
 
     def _before(self, node: graph.Node, _gradients: object) -> None:
         if not self._is_mine():
             return
-        self._enter(node)
+        self._go_on(self._streams[node])
         for name, other in zip(self._streams[node], self._summed.pop(node, ()), strict=False):
             if other != name:
                 let_stream_wait(self._host, name, other)
@@ -134,13 +129,12 @@ class _Pass:
                 summed.append(following)
             self._hand(here, following)
         for following in summed:
-            self._enter(following)
+            self._go_on(self._streams[following])
         self._summed.update(dict.fromkeys(summed, self._current()))
 
     def _end(self) -> None:
-        used = set(self._streams.values())
         for at, name in enumerate(self._caller):
-            for other in sorted({streams[at] for streams in used} - {name}):
+            for other in sorted({streams[at] for streams in self._used} - {name}):
                 let_stream_wait(self._host, name, other)
         self._go_on(self._caller)
 
