@@ -7,6 +7,7 @@ host, and the gradient of a tensor of the host that an operation on a GPU has us
 from __future__ import annotations
 
 import sys
+import weakref
 from collections import deque
 from collections.abc import Iterable
 from types import CodeType
@@ -104,17 +105,18 @@ def return_gradients(tensors: Iterable[torch.Tensor]) -> bool:
         found = True
         hooks: Any = tensor._backward_hooks
         if not any(type(each) is _Return for each in (hooks or {}).values()):
-            tensor.register_hook(_Return(tensor.device))
+            tensor.register_hook(_Return(tensor))
     return found
 
 
 class _Return:
-    """A hook that moves a gradient to a device."""
+    """A hook that moves a tensor's gradient to where the tensor is by then: its ``data`` may have gone elsewhere."""
 
     __torch_unserializable__ = True  # torch need not warn of it where the tensor is saved
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor, self._device = weakref.ref(tensor), tensor.device
 
     def __call__(self, gradient: torch.Tensor) -> torch.Tensor:
-        return gradient.to(self._device)
+        tensor = self._tensor()
+        return gradient.to(self._device if tensor is None else tensor.device)
