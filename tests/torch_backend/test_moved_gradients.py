@@ -203,3 +203,20 @@ def test_a_gradient_is_where_its_tensor_has_come_back_to(with_gradients: bool) -
         loss.backward()
         assert leaf.grad is not None
         assert (leaf.grad.device, leaf.grad.tolist()) == (GPU, [2.0] * 3)
+
+
+@pytest.mark.parametrize("data", [True, False])
+def test_a_parameter_that_was_on_the_host_for_a_while_has_its_gradient_on_the_gpu(data: bool) -> None:
+    """As FSDP 1's are while a full checkpoint is made of them, and are copied back from there."""
+    with kernbench.simulated_gpu("dgx_h100", enable_data=data):
+        flat = nn.Parameter(torch.ones(4, device=GPU))
+        with torch.no_grad():
+            flat.data = flat.to(HOST)
+            back = torch.empty(4, device=GPU)
+            back.copy_(flat)
+            flat.data = back
+        (flat * 2).sum().backward()
+        assert flat.grad is not None
+        assert flat.grad.device == GPU
+        if data:
+            assert flat.grad.tolist() == [2.0] * 4

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import FrameType
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -221,14 +221,15 @@ _CONVERSION = re.compile(
 _OF_NUMBERS = frozenset("diouxXeEfFgG")
 
 
-def _of_one_element(value: object) -> bool:
+def of_one_element(value: object) -> TypeGuard[torch.Tensor]:
+    """Whether a value is a tensor that is a number to Python."""
     return isinstance(value, torch.Tensor) and value.numel() == 1
 
 
 def formatted(template: object, values: Any) -> Any:
     """``template % values``: numbers that are assumed have their marks."""
     given = values if type(values) is tuple else values.values() if isinstance(values, Mapping) else (values,)
-    if type(template) is not str or not any(is_marked(each) or _of_one_element(each) for each in given):
+    if type(template) is not str or not any(is_marked(each) or of_one_element(each) for each in given):
         return template % values
     try:
         text = _converted(template, values)
@@ -250,7 +251,7 @@ def _converted(template: str, values: Any) -> str | None:
             continue
         stars = [next(places) for _ in range(found["how"].count("*"))]
         value = values[found["key"]] if found["key"] is not None else next(places)
-        if found["type"] in _OF_NUMBERS and _of_one_element(value):
+        if found["type"] in _OF_NUMBERS and of_one_element(value):
             value = value.item()
         text = f"%{found['how']}{found['type']}" % (*stars, bare(value) if found["type"] in _OF_NUMBERS else value)
         parts.append(with_mark(text) if found["type"] in _OF_NUMBERS and is_marked(value) else text)
@@ -277,7 +278,7 @@ def as_int(*args: Any, **kwargs: Any) -> object:
 def _as_number(kind: Any, marked_kind: Any, args: tuple[Any, ...]) -> Any:
     if len(args) != 1:
         return kind(*args)
-    value = args[0].item() if _of_one_element(args[0]) else args[0]
+    value = args[0].item() if of_one_element(args[0]) else args[0]
     if isinstance(value, str) and (text := value.rstrip()).endswith(MARK):  # as ``float(f"{loss:.3g}")`` rounds
         with suppress(ValueError):
             return marked_kind(kind(text[: -len(MARK)]))

@@ -81,6 +81,7 @@ KEPT: dict[str, str] = {
     "math.exp(half), m.sqrt(half), exp(half), math.log(half)": (
         f"({math.exp(0.5)}?, {math.sqrt(0.5)}?, {math.exp(0.5)}?, {math.log(0.5)}?)"
     ),
+    "math.exp(loss_tensor), f'{math.sqrt(loss_tensor):.2f}'": f"({math.exp(1.0)}?, '1.00?')",
     "math.exp(2.0), math.hypot(3, 4.0)": f"({math.exp(2.0)}, 5.0)",
     "math.fsum([half, 1]), math.hypot(half, half)": f"(1.5?, {math.hypot(0.5, 0.5)}?)",
     "statistics.mean([half, 1.0]), statistics.fmean([half, 1.0]), statistics.median([half, 1.0, 0.0])": "(0.75?, 0.75?, 0.5?)",

@@ -253,7 +253,7 @@ class _OfRank:
 
 
 def _gradient(parameter: torch.Tensor) -> torch.Tensor | None:
-    """A parameter's gradient; FSDP's views have none, and torch warns whoever asks these for it."""
+    """A parameter's gradient; FSDP's views have none, and torch warns where it is read from them."""
     return parameter.grad if parameter.is_leaf or parameter.retains_grad else None
 
 
