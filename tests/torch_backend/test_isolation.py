@@ -233,6 +233,23 @@ def test_clocks(ranks: Ranks) -> None:
     assert [round(slept, 3) for slept, _ in ranks(body)] == [0.0, 10.0, 20.0, 30.0]
 
 
+@pytest.mark.parametrize("isolation", ["carrier", "process"])
+def test_the_time_of_a_process_is_virtual_too_and_does_not_pass_while_it_sleeps(isolation: Any, tmp_path: Path) -> None:
+    def worker(rank: int) -> None:
+        begins = time.process_time(), time.thread_time(), time.process_time_ns()
+        time.sleep(10.0)
+        torch.cuda._sleep(20_000_000)  # of a clock of 1 GHz
+        torch.cuda.synchronize()
+        ends = time.process_time(), time.thread_time(), time.process_time_ns() / 1e9
+        begins = *begins[:2], begins[2] / 1e9
+        (tmp_path / f"{isolation}-{rank}").write_text(repr([end - begin for begin, end in zip(begins, ends, strict=True)]))
+
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=2, isolation=isolation)
+    for rank in range(2):
+        assert eval((tmp_path / f"{isolation}-{rank}").read_text()) == pytest.approx([0.02] * 3, rel=0.02)
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_nothing_is_left(fails: bool) -> None:
     watched = [

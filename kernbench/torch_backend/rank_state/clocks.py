@@ -1,8 +1,9 @@
 """``time`` inside a rank, and its threads: its virtual clock.
 
 ``sleep`` lets the other ranks run while the rank's clock advances; ``time``, ``monotonic`` and ``perf_counter`` read that
-clock. Python code itself takes no virtual time, so reading a clock costs what a system call does, and a program that polls
-one without doing anything else lets the others go on after a while: such a loop ends (ADR 0043).
+clock, ``process_time`` and ``thread_time`` all of it but sleeps: a host that waits for a GPU spins. Python code itself takes no
+virtual time, so reading a clock costs what a system call does, and a program that polls one without doing anything else lets
+the others go on after a while: such a loop ends (ADR 0043).
 
 Outside ranks the functions are as they were, also those that a program has kept.
 """
@@ -68,7 +69,8 @@ _OF_THE_MACHINE = sys.stdlib_module_names | {
 """Packages whose modules keep the host's clock where they took it by name: they time themselves or tests, and wait."""
 
 _stock = {name: getattr(time, name) for name in (
-    "sleep", "time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns",
+    "sleep", "time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "perf_counter_ns", "process_time",
+    "process_time_ns", "thread_time", "thread_time_ns",
 )}  # fmt: skip
 
 
@@ -94,6 +96,7 @@ class RankClock:
         self._simulation: Simulation | None = None
         # of a rank, of a daemon that takes no turns, of main beside its ranks (None)
         self._looks: dict[int | Member | None, tuple[int, float]] = {}
+        self._asleep: dict[int, float] = {}
         self.polled = polled_processes.PolledProcesses()
 
     def open(self, simulation: Simulation) -> None:
@@ -105,6 +108,7 @@ class RankClock:
         """Show the host's time. Idempotent."""
         self._simulation = None
         self._looks.clear()
+        self._asleep.clear()
         self.polled.close()
 
     def look(self, by_program: bool = True, cost: float = READ_COST) -> float | None:
@@ -154,6 +158,11 @@ class RankClock:
             return self.look()
         return clock
 
+    def asleep(self) -> float:
+        """Virtual seconds for which the rank that asks has slept."""
+        rank = None if self._simulation is None else self._simulation.scheduler.current_rank()
+        return 0.0 if rank is None else self._asleep.get(rank, 0.0)
+
     def dated(self) -> None:
         """The program writes down the time of a rank as a date."""
         simulation = self._simulation
@@ -173,6 +182,9 @@ class RankClock:
         elif seconds < 0:
             raise ValueError("sleep length must be non-negative")
         else:
+            if not current_thread_is_side():
+                rank = simulation.hosts.current_rank()
+                self._asleep[rank] = self._asleep.get(rank, 0.0) + seconds
             self._pass(simulation, seconds)
             if not seconds and not _parted:
                 simulation.looks.yielded()
@@ -194,7 +206,7 @@ class RankClock:
 def install(patches: Patches, clock: RankClock) -> None:
     """Let the functions of ``time`` show ``clock``."""
 
-    def reads(name: str, offset: float, nanoseconds: bool) -> Callable[[], Any]:
+    def reads(name: str, offset: float, nanoseconds: bool, awake: bool = False) -> Callable[[], Any]:
         stock = _stock[name]
 
         def read() -> Any:
@@ -206,6 +218,8 @@ def install(patches: Patches, clock: RankClock) -> None:
             now = clock.look(by_program=asks not in _TIMES_ITSELF, cost=0.0 if free else READ_COST)
             if now is None:
                 return stock()
+            if awake:
+                now -= clock.asleep()
             return round((now + offset) * 1e9) if nanoseconds else now + offset
 
         read.__name__ = name
@@ -216,6 +230,9 @@ def install(patches: Patches, clock: RankClock) -> None:
     for name, offset in (("time", EPOCH), ("monotonic", 0.0), ("perf_counter", 0.0)):
         patches.set(time, name, reads(name, offset, nanoseconds=False))
         patches.set(time, f"{name}_ns", reads(f"{name}_ns", offset, nanoseconds=True))
+    for name in ("process_time", "thread_time"):
+        patches.set(time, name, reads(name, 0.0, nanoseconds=False, awake=True))
+        patches.set(time, f"{name}_ns", reads(f"{name}_ns", 0.0, nanoseconds=True, awake=True))
     _install_timeit(patches)
     _install_dates(patches, clock)
 
