@@ -242,7 +242,9 @@ def test_the_time_of_a_process_is_virtual_too_and_does_not_pass_while_it_sleeps(
         torch.cuda.synchronize()
         ends = time.process_time(), time.thread_time(), time.process_time_ns() / 1e9
         begins = *begins[:2], begins[2] / 1e9
-        (tmp_path / f"{isolation}-{rank}").write_text(repr([end - begin for begin, end in zip(begins, ends, strict=True)]))
+        (tmp_path / f"{isolation}-{rank}").write_text(
+            repr([end - begin for begin, end in zip(begins, ends, strict=True)])
+        )
 
     with kernbench.simulate("dgx_h100") as ctx:
         ctx.multiprocessing.spawn(worker, nprocs=2, isolation=isolation)

@@ -128,3 +128,26 @@ def test_what_a_thread_has_waited_for_is_what_was_there_when_it_began() -> None:
         ctx.multiprocessing.spawn(worker, nprocs=1)
         (race,) = ctx.simulation.order.races.found
     assert "add_" in str(race)
+
+
+@pytest.mark.parametrize("chooses", [False, True])
+@pytest.mark.parametrize("isolation", ["carrier", "process"])
+def test_a_new_thread_is_on_the_first_gpu(isolation: str, chooses: bool, tmp_path: Path) -> None:
+    """As with CUDA, whose current device is each thread's own; unless the program has chosen none: that is its rank's here."""
+
+    def worker(rank: int) -> None:
+        if chooses:
+            torch.cuda.set_device(rank)
+        with torch.cuda.device(rank):
+            torch.ones(1, device="cuda")
+        with ThreadPoolExecutor(1) as pool:
+            made = pool.submit(lambda: torch.ones(1, device="cuda").device.index).result()
+            again = pool.submit(torch.cuda.current_device).result()
+        own = torch.ones(1, device="cuda").device.index
+        (tmp_path / str(rank)).write_text(f"{made} {again} {own}")
+
+    with kernbench.simulate("dgx_h100") as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=2, isolation=isolation)
+        said = [each for each in ctx.simulation.remarks if "in a thread that has not called" in each]
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["0 0 0", "0 0 1" if chooses else "1 1 1"]
+    assert len(said) == chooses

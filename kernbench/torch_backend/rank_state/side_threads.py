@@ -234,10 +234,10 @@ class SideThreads:
             return (device.doing, *(getattr(host, name) for name in _OWN))
 
         def write(own: Any) -> None:
-            fresh: tuple[Any, ...] = (
-                ThreadState(), host.default_stream(host.sip), host.sip, {}, False, None, False, watcher,
-            )  # fmt: skip
-            device.doing, *values = own or fresh
+            if own is None:
+                sip = device.sip_of_new_thread()
+                own = (ThreadState(), host.default_stream(sip), sip, {}, False, None, False, watcher)
+            device.doing, *values = own
             for name, value in zip(_OWN, values, strict=True):
                 setattr(host, name, value)
 

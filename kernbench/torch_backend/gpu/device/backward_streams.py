@@ -21,7 +21,6 @@ from kernbench.torch_backend.gpu.device.devices import current_device
 from kernbench.torch_backend.gpu.device.gradient_streams import LEAF, node_number
 from kernbench.torch_backend.gpu.device.rank_device import RankDevice
 from kernbench.torch_backend.gpu.device.stream_waits import let_stream_wait
-from kernbench.torch_backend.modes import plain_torch
 from kernbench.torch_backend.patches import Patches
 from kernbench.torch_backend.relies_on import Reliance
 
@@ -39,7 +38,6 @@ RELIES_ON = (
         has=("queue_callback",),
     ),
     Reliance("torch._C._current_graph_task_id", "another one for each pass"),
-    Reliance("sys.getrefcount", "whether a program keeps the node of a leaf"),
 )  # fmt: skip
 
 _COMPILED = "torch._dynamo.compiled_autograd"
@@ -165,32 +163,14 @@ def _nodes(roots: Iterable[graph.Node]) -> tuple[dict[graph.Node, int], dict[gra
     return numbers, leaves
 
 
-def _references(nodes: Iterable[graph.Node]) -> list[int]:
-    return [sys.getrefcount(each) for each in nodes]
-
-
-@functools.cache
-def _references_of_one_unkept() -> int:
-    """How many there are to the node of a leaf that nothing keeps but :func:`_nodes`."""
-    with plain_torch():
-        made = torch.ones(1, requires_grad=True).exp()
-    _, leaves = _nodes(_roots((made,)))
-    (found,) = _references(leaves)
-    return found
-
-
 def _streams_of_leaves(mine: RankDevice, leaves: dict[graph.Node, int]) -> dict[graph.Node, Mapping[int, str]]:
-    """The streams on which nodes of leaves were made, by SIP, as far as they are not the default ones.
-
-    A program that keeps a leaf's node, for its hooks, has made it when it prepared its model, so on the default stream.
-    """
+    """The streams on which nodes of leaves were made, by SIP, as far as they are not the default ones."""
     changes, sips = mine.stream_changes, mine.stream_changes.sips
-    unkept = _references_of_one_unkept()
     found: dict[graph.Node, Mapping[int, str]] = {}
-    for (node, first), references in zip(leaves.items(), _references(leaves), strict=True):
+    for node, first in leaves.items():
         metadata: Any = node.metadata
         if LEAF not in metadata:
-            names = {} if references > unkept else {sip: changes.at(first, sip) for sip in sips}
+            names = {sip: changes.at(first, sip) for sip in sips}
             metadata[LEAF] = {sip: name for sip, name in names.items() if name}
         found[node] = metadata[LEAF]
     return found

@@ -45,7 +45,7 @@ class RankDevice:
         doing: what the running thread of the rank does.
         cache_clears: how often the program has cleared the last-level cache, as ``triton.testing.do_bench`` does.
         cold_events: events to come until it is warm again.
-        chosen: whether the program has said which GPU ``cuda`` is, or what it is on hardware has been remarked.
+        has_chosen: whether the program has made a GPU the current one for good, in any thread.
         pinned_memory: of the process, on the host.
         lost: why the process cannot use its GPUs any more, in the driver's words; empty: it can.
     """
@@ -55,10 +55,10 @@ class RankDevice:
         self.host = host
         self.streams_made = 0
         self.stream_changes = StreamChanges(host)
-        self.doing = ThreadState()
+        self.doing = ThreadState(chosen=host.rank is None)
         self.cache_clears = 0
         self.cold_events = 0
-        self.chosen = host.rank is None
+        self.has_chosen = False
         self.pinned_memory = PinnedMemory()
         self.lost = ""
         self._first = 0
@@ -195,14 +195,30 @@ class RankDevice:
 
     def memory_at(self, device: Device = None) -> DeviceMemory:
         """Memory of a device given as torch lets one give it; default: the current one."""
-        if not self.chosen and number_of(device) is None:
+        if not self.doing.chosen and number_of(device) is None:
             self._remark_on_choice()
         return self.simulation.storages.memory(self.sip(device))
 
+    def go_on_to(self, device: Device) -> None:
+        """Make a GPU the current one of the running thread."""
+        self.host.uses_gpu = self.doing.chosen = True
+        self.host.drive(self.sip(device))
+
+    def sip_of_new_thread(self) -> int:
+        """The SIP that a thread of the program drives at first: ``cuda:0``, as on hardware; the rank's own GPU, which ``cuda``
+        is here, where the program has chosen none."""
+        seen = self.sees()
+        return seen[0] if self.has_chosen and seen else self.host.home
+
     def _remark_on_choice(self) -> None:
-        """The program uses the current GPU, and has made none the current one."""
-        self.chosen = True
-        if self.index:
+        """The running thread uses the current GPU, and has made none the current one."""
+        self.doing.chosen = True
+        if self.has_chosen and self.host.sip != self.host.home:
+            self.simulation.remarks.setdefault(
+                "`cuda` is cuda:0 in a thread that has not called torch.cuda.set_device, as on hardware, whatever the program "
+                f"has chosen in another one: first at {user_location()}"
+            )
+        elif self.index and not self.has_chosen:
             self.simulation.remarks.setdefault(
                 "`cuda` is each rank's own GPU here; on hardware it is cuda:0 for every rank that has not called "
                 f"torch.cuda.set_device, as at {user_location()}"

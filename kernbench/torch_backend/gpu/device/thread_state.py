@@ -32,6 +32,7 @@ class ThreadState:
         compiling: whether a graph of operations on GPUs is being compiled.
         diverted: takes operations of torch instead of the stream, if anything does.
         dispatched: carries out the operator of ``c10d`` that it is calling now.
+        chosen: whether it has said which GPU ``cuda`` is, or what it is on hardware has been remarked.
         helpers_at: the position of the program at which C++ has made tensors of nothing; None: it is past that.
     """
 
@@ -44,4 +45,5 @@ class ThreadState:
     compiling: bool = False
     diverted: Diverted | None = None
     dispatched: Callable[[], Any] | None = None
+    chosen: bool = False
     helpers_at: int | None = None

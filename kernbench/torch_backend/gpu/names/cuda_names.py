@@ -99,14 +99,16 @@ def set_device(device: Device) -> None:
     mine = current_device()
     if mine is None or index < 0:
         return  # without a rank: a thread of the rank's own, such as a DataLoader's that pins memory
-    mine.host.uses_gpu = mine.chosen = True
-    mine.host.drive(mine.sip(index))
+    mine.go_on_to(index)
+    mine.has_chosen = True
 
 
 def exchange_device(device: Device) -> int:
     """Make a GPU the current one; the index of the one before."""
     before = current_device_index()
-    set_device(device)
+    mine, index = current_device(), _get_device_index(device)
+    if mine is not None and index >= 0:
+        mine.go_on_to(index)
     return before
 
 
@@ -119,7 +121,7 @@ class DeviceGuard:
 
     def __enter__(self) -> None:
         self._before = _mine().host.sip
-        set_device(self.idx)
+        exchange_device(self.idx)
 
     def __exit__(self, *exc: Any) -> None:
         _mine().host.drive(self._before)
