@@ -37,6 +37,7 @@ from kernbench.torch_backend.gpu.names import (
     library_settings,
     storages,
     tensor_groups,
+    tensor_hooks,
     tensor_methods,
     torch_classes,
     torch_functions,
@@ -185,8 +186,8 @@ class ReplacedNames:
         self.futures.install(names)
         for module in (
             cuda_names, build_names, library_settings, memory_names, memory_owners, torch_classes, torch_functions, storages,
-            autocasting, fused_operators, fused_cells, recurrent_layers, fused_attention, tensor_methods, tensor_groups,
-            profiling, host_results, triton_benchmarks, gradient_devices, backward_streams,
+            autocasting, fused_operators, fused_cells, recurrent_layers, fused_attention, tensor_methods, tensor_hooks,
+            tensor_groups, profiling, host_results, triton_benchmarks, gradient_devices, backward_streams,
         ):  # fmt: skip
             module.install(names)
         names.set(fused_attention, "compares", compares_devices)

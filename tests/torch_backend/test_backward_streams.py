@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
@@ -139,6 +140,36 @@ def test_after_a_failure_the_stream_is_the_callers_and_the_graph_is_as_before() 
         loss.backward()
         assert x.grad is not None
         assert x.grad.tolist() == pytest.approx([2.7182817] * 8)
+
+
+def test_a_hook_of_a_tensor_is_on_the_stream_that_the_tensor_has_come_from() -> None:
+    seen = []
+    with kernbench.simulated_gpu("dgx_h100", races="error"):
+        x, side = torch.ones(8, device="cuda", requires_grad=True), torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            made = x.exp()
+        made.register_hook(lambda _: seen.append(torch.cuda.current_stream()))
+        x.register_hook(lambda _: seen.append(torch.cuda.current_stream()))
+        torch.cuda.current_stream().wait_stream(side)
+        made.sum().backward()
+        assert seen == [side, side]
+
+
+@pytest.mark.parametrize("original", [False, True])
+def test_fsdp_1_has_no_race(original: bool) -> None:
+    """It makes its views where it gathers; its hooks have the current stream wait for what they gather in the backward pass."""
+
+    def worker(rank: int) -> None:
+        dist.init_process_group("nccl")
+        torch.cuda.set_device(rank)
+        layers = [FullyShardedDataParallel(branch(64), use_orig_params=original, device_id=rank) for _ in range(3)]
+        model = FullyShardedDataParallel(nn.Sequential(*layers), use_orig_params=original, device_id=rank)
+        for _ in range(2):
+            model(torch.ones(8, 64, device="cuda")).sum().backward()
+
+    with kernbench.simulate("dgx_h100", races="error") as ctx:
+        ctx.multiprocessing.spawn(worker, nprocs=2)
 
 
 def test_what_is_queued_for_the_end_is_on_the_callers_stream() -> None:

@@ -31,6 +31,7 @@ RELIES_ON = (
     Reliance("torch.distributed.tensor._dispatch", "C++ calls this module's functions to carry an operation out"),
 )  # fmt: skip
 
+_register_hook = torch.Tensor.register_hook
 _ENGINE = graph._engine_run_backward.__code__
 _MOVED_TO = "kernbench: moved to a GPU"
 _MOST_NODES = 1000
@@ -105,7 +106,7 @@ def return_gradients(tensors: Iterable[torch.Tensor]) -> bool:
         found = True
         hooks: Any = tensor._backward_hooks
         if not any(type(each) is _Return for each in (hooks or {}).values()):
-            tensor.register_hook(_Return(tensor))
+            _register_hook(tensor, _Return(tensor))
     return found
 
 

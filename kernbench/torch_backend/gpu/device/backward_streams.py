@@ -38,6 +38,7 @@ RELIES_ON = (
         has=("queue_callback",),
     ),
     Reliance("torch._C._current_graph_task_id", "another one for each pass"),
+    Reliance("torch._C._current_autograd_node", "the node that the engine has come to, also in hooks of its tensors"),
 )  # fmt: skip
 
 _COMPILED = "torch._dynamo.compiled_autograd"
@@ -76,12 +77,21 @@ class _Pass:
                 node.register_prehook(functools.partial(self._before, node)),
                 node.register_hook(functools.partial(self._after, node)),
             ]
+        doing = self._mine.doing
+        outer, doing.backward = doing.backward, self
         try:
             yield
         finally:
+            doing.backward = outer
             for handle in handles:
                 handle.remove()
             self._go_on(self._caller)
+
+    def arrive(self) -> None:
+        """See :class:`.BackwardPass`."""
+        node = torch._C._current_autograd_node()
+        if node in self._streams:
+            self._before(node, None)
 
     def _current(self) -> Streams:
         return tuple(self._host.stream_on(sip) for sip in self._sips)

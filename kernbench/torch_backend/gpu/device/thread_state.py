@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -13,6 +13,13 @@ from kernbench.simulation.memory.storages import DeviceMemory
 
 Diverted = Callable[[str, Sequence[torch.Tensor], Sequence[torch.Tensor], Cost], None]
 """Takes an operation: its name, what it reads and writes, its cost."""
+
+
+class BackwardPass(Protocol):
+    """A backward pass on several streams."""
+
+    def arrive(self) -> None:
+        """The engine has come to a node, before whose own hooks it calls those of its tensors: go on to the node's stream."""
 
 
 _HOST = torch.device("cpu")
@@ -33,6 +40,7 @@ class ThreadState:
         diverted: takes operations of torch instead of the stream, if anything does.
         dispatched: carries out the operator of ``c10d`` that it is calling now.
         chosen: whether it has said which GPU ``cuda`` is, or what it is on hardware has been remarked.
+        backward: the pass on several streams that it is in; None: in none.
         helpers_at: the position of the program at which C++ has made tensors of nothing; None: it is past that.
     """
 
@@ -46,4 +54,5 @@ class ThreadState:
     diverted: Diverted | None = None
     dispatched: Callable[[], Any] | None = None
     chosen: bool = False
+    backward: BackwardPass | None = None
     helpers_at: int | None = None
