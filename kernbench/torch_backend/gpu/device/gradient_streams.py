@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from kernbench.simulation.ranks.hosts import Host
+from kernbench.torch_backend.modes import plain_torch
 from kernbench.torch_backend.relies_on import Reliance
 
 
@@ -65,7 +66,8 @@ def gradient_of() -> int | None:
 
 def leaf_is_kept(changes: StreamChanges, leaf: torch.Tensor) -> None:
     """C++ keeps the node of a leaf from now on, whose gradients are added on the streams that are current now."""
-    node: Any = torch.autograd.graph.get_gradient_edge(leaf).node
+    with plain_torch():  # torch takes a view of it to find its node
+        node: Any = torch.autograd.graph.get_gradient_edge(leaf).node
     node.metadata[LEAF] = changes.now()
 
 
