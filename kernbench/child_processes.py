@@ -30,13 +30,14 @@ class NoMoreChildren(Exception):
     """The block is being left in which threads start some (:func:`threads_with_children`)."""
 
 
-def end_with_parent(parent: int | None = None) -> None:
-    """In a new process: the system ends it when its parent (the thread that started it) has ended, whatever signals it handles.
+def end_with_parent(number: int = signal.SIGTERM, parent: int | None = None) -> None:
+    """In a new process: the system sends it a signal when its parent (the thread that started it) has ended. A launcher handles
+    SIGTERM, and ends what it has started; what would handle it and go on needs SIGKILL.
 
     ``parent``: the number of the parent; if that has ended by now, no signal would come, and the process ends.
     """
     if hasattr(_libc, "prctl"):
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _libc.prctl(_PR_SET_PDEATHSIG, number)
         if parent is not None and os.getppid() != parent:
             os._exit(1)
 
@@ -186,7 +187,7 @@ def _end(children: Sequence[subprocess.Popen[str]]) -> None:
 
 def end_with_fork_parent() -> None:
     """The same as :func:`end_with_parent`, at once, in a fork by ``multiprocessing``, whose parent may have ended by now."""
-    end_with_parent()
+    end_with_parent(signal.SIGKILL)
     from multiprocessing import parent_process  # it is there: the process is one of its
 
     parent = parent_process()

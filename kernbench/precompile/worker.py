@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 import traceback
 from dataclasses import dataclass
@@ -41,7 +42,7 @@ class Compilation:
 def begin_worker(directory: str | None, surroundings: Surroundings, stand_ins: str) -> None:
     """Start of a worker process: where Triton keeps what it compiles, what modules of kernels are executed within, and which
     packages they can import besides (:data:`kernbench.stand_ins.TOLD`)."""
-    end_with_parent()  # it would wait for work for ever
+    end_with_parent(signal.SIGKILL)  # it would wait for work for ever, whatever it loads that handles other signals
     if directory is not None:
         os.environ["TRITON_CACHE_DIR"] = directory
     import_within(surroundings)

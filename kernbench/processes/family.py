@@ -43,7 +43,7 @@ class Child(RankProcess):
 
     def become(self) -> None:
         """In the new process: it dies with its parent, tells where it was if it crashes, and Ctrl-C is its parent's."""
-        end_with_parent()
+        end_with_parent(signal.SIGKILL)
         self.wire, self.theirs = self.theirs, self.wire
         self.theirs.close()
         signal.signal(signal.SIGINT, signal.SIG_IGN)
