@@ -78,13 +78,16 @@ def test_a_call_that_fails_says_so_to_whoever_asks(ranks: Ranks) -> None:
 
 
 def test_a_prefetcher_moves_batches_to_its_ranks_gpu(ranks: Ranks) -> None:
-    """A daemon that fills a queue, on a stream of its own; what it makes is on the rank's GPU, and so is what follows of it."""
+    """A daemon that fills a queue, on a stream of its own; what it makes is on the GPU that it chooses, as is what follows of
+    it: a thread begins on ``cuda:0``, as with CUDA."""
 
     def body() -> list[Any]:
-        torch.cuda.set_device(dist.get_rank())
+        gpu = dist.get_rank()
+        torch.cuda.set_device(gpu)
         batches: queue.Queue[torch.Tensor | None] = queue.Queue(maxsize=2)
 
         def produce() -> None:
+            torch.cuda.set_device(gpu)
             with torch.cuda.stream(torch.cuda.Stream()):
                 for number in range(5):
                     batch = torch.full((4,), float(number)).cuda() * 2

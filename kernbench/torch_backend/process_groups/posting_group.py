@@ -469,7 +469,7 @@ class PostingGroup(AbsentInGroups, STOCK):
                 f"{self._device.index_of(sip)}, and {self.backend_name} wants a GPU of its own for each.\n"
                 f"  rank {first}: at {there}\n"
                 f"  rank {me}: at {here}\n"
-                "Call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before anything else uses the GPU."
+                "Call torch.cuda.set_device(int(os.environ['LOCAL_RANK'])) before anything else uses the GPU, in each thread."
             )
 
     def _limit(self, operation: Operation, own: timedelta | None) -> None:
