@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch._inductor import compile_fx
 
 import kernbench
 
@@ -87,31 +85,3 @@ def test_a_gradient_comes_back_to_where_its_leaf_is(backend: str) -> None:
     with kernbench.simulate("dgx_h100") as ctx:
         ctx.multiprocessing.spawn(worker, nprocs=1)
     assert found == [("cpu", [0.0, 2.0, 4.0, 6.0])]
-
-
-@pytest.mark.parametrize("data", [True, False])
-def test_what_a_program_gives_to_inductor_itself_runs_on_the_gpus_that_it_names(
-    data: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
-    found: list[Any] = []
-
-    def compile_(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., Any]:
-        compiled: Callable[..., Any] = compile_fx.compile_fx(graph, inputs)
-        return compiled
-
-    def worker(rank: int) -> None:
-        torch.cuda.set_device(rank)
-        for backend in ("inductor", compile_):  # whose code is in the same cache
-            torch._dynamo.reset()
-            leaf = torch.ones(4, 4, device="cuda", requires_grad=True)
-            result = torch.compile(lambda x: (x @ x).relu() + 1, backend=backend)(leaf)
-            result.sum().backward()
-            assert leaf.grad is not None
-            found.append((rank, result.device.index, leaf.grad.device.index))
-            if data:
-                assert (result.tolist(), leaf.grad.tolist()) == ([[5.0] * 4] * 4, [[8.0] * 4] * 4)
-
-    with kernbench.simulate("dgx_h100", world_size=2, enable_data=data) as ctx:
-        ctx.multiprocessing.spawn(worker, nprocs=2)
-    assert sorted(found) == [(rank, rank, rank) for rank in (0, 0, 1, 1)]

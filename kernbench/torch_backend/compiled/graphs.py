@@ -1,8 +1,7 @@
 """Graphs that ``torch.compile`` makes of what a rank does on a simulated GPU (ADR 0111).
 
 Inductor compiles a graph for ``cuda:0``, whichever GPU the rank drives: so what one rank has compiled fits the others, and is
-found again in Inductor's cache by the next run. When a graph runs, ``cuda:0`` is the GPU that its inputs are on. A graph that a
-program gives to Inductor itself (``compile_fx``) names the GPUs as the program does.
+found again in Inductor's cache by the next run. When a graph runs, ``cuda:0`` is the GPU that its inputs are on.
 
 What Inductor cannot compile runs as it is written, with an estimate of what fusion would make of it; the run's notes say so.
 """
@@ -43,12 +42,7 @@ RELIES_ON = (
     Reliance("torch.utils._pytree.tree_leaves", "it finds the tensors in what a graph gives"),
     Reliance("torch._inductor.config.cpu_backend", "it says whether Inductor writes Triton kernels for the CPU"),
     Reliance(f"{MODULE}.CompiledFxGraph.__call__", "it runs what Inductor has compiled", parameters=("self", "inputs")),
-    Reliance(f"{MODULE}.CompiledFxGraph", "it knows the numbers of the GPUs that its code names",
-             holds=lambda graph: {"device_idxs", "device_types"} <= {*graph.__annotations__}),
 )  # fmt: skip
-
-_FIRST = 0
-"""The number that the GPU of a graph has which ``torch.compile`` has made."""
 
 Placement = tuple[int | None, ...]
 """The GPU of each input, None for those that are on the host or no tensors."""
@@ -95,7 +89,7 @@ def install_calls(patches: Patches, module: ModuleType) -> None:
         outside, host.untimed = host.untimed, True  # what it logs and notes when it first runs
         try:
             with (
-                mine.counted_from(_main_of(mine, _placement(mine, inputs)) if _FIRST in self.device_idxs else _FIRST),
+                mine.counted_from(_main_of(mine, _placement(mine, inputs))),
                 _launching(host, spec.factor * spec.compiled),
             ):
                 return stock(self, inputs)
