@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kernbench.child_processes import leaving_none
 from kernbench.errors import KernbenchError
 from kernbench.input_files import resolved
 from kernbench.interruption import ending_signals
@@ -163,17 +164,11 @@ def _alone(variant: Variant, cache: str | None, values: bool) -> Compilation:
 def _pool(jobs: int, cache: str | None) -> Iterator[ProcessPoolExecutor]:
     """Processes that compile. What interrupts the block ends them at once, with what they are compiling."""
     given = cache, surroundings_now(), os.environ.get(TOLD, "")
-    others = multiprocessing.active_children()
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(jobs, mp_context=context, initializer=begin_worker, initargs=given)
     try:
-        with ending_signals():
+        with leaving_none(0.0, unless=lambda: True), ending_signals():
             yield pool
-    except BaseException:
-        for child in multiprocessing.active_children():
-            if child not in others:
-                child.kill()  # what it loads may handle other signals
-        raise
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
 
