@@ -113,11 +113,11 @@ class RankOrder:
         if end is not None:
             self.host.meet(end)
 
-    def ends(self, streams: Container[str] | None = None) -> list[Moment]:
-        """The ends of all that the host has launched by now, for :meth:`host_waits`; ``streams``: on streams of these names."""
+    def ends(self, streams: Container[str]) -> list[Moment]:
+        """The ends of all that the host has put on streams of these names by now, for :meth:`host_waits`."""
         found = []
         for name, strand in self.streams.items():
-            if streams is not None and name not in streams:
+            if name not in streams:
                 continue
             end = self._posted.get(strand.name) if strand.collective else strand.now()
             if end is not None:

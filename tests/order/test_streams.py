@@ -13,6 +13,7 @@ import torch.distributed as dist
 import kernbench
 from kernbench.benches.order_cost import PROGRAMS, CostPlan, step_seconds
 from kernbench.order import Races, mode_of
+from kernbench.torch_backend.gpu.device.devices import bound_devices
 from tests.order.stream_programs import PAIRS
 
 Program = Callable[[bool], None]
@@ -120,3 +121,14 @@ def test_parameters_without_a_shape_are_nobodys_memory() -> None:
         model(torch.ones(2, 3, device="cuda")).sum().backward()
 
     assert races_of(body, world=1).found == []
+
+
+def test_what_a_host_waits_for_includes_receives_that_are_on_no_stream_yet() -> None:
+    with kernbench.simulated_gpu("dgx_h100", races=True):
+        host = bound_devices().mine().host
+        assert host.order is not None
+        torch.ones(2, device="cuda")
+        host.order.queue("recv any->0")
+        assert host.streams_of(host.sip) == host.streams_of(None) == ["compute", "recv any->0"]
+        torch.ones(2, device="cuda:1")
+        assert host.streams_of(host.sip) == ["compute"]

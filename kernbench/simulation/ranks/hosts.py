@@ -276,9 +276,13 @@ class Host:
         return [op for op in self.awaited.get(self.stream, ()) if not op.executed] if self.awaited else ()
 
     def streams_of(self, sip: int | None) -> list[str]:
-        """Names of the streams of a SIP (None: of all) on which anything is, or waits for anything."""
-        names = [op.stream for op in self.tails.values() if sip in (None, op.sip)]
-        return list(dict.fromkeys([*names, *self.awaited])) if sip is None else names
+        """Names of the streams of a SIP (None: of all). Those on which nothing is yet, as of a receive that is to come, are of
+        the SIP that all others are of."""
+        names = [name for name in self.tails if sip is None or self.tails[name].sip == sip]
+        if len(names) < len(self.tails):
+            return names
+        received = () if self.order is None else self.order.streams
+        return list(dict.fromkeys([*names, *self.awaited, *received]))
 
     def before_all(self, streams: Iterable[str]) -> list[Operation]:
         """What some streams have to do, or to wait for, before what is enqueued next on them."""
