@@ -184,8 +184,8 @@ class Simulation:
         self.signal_timing = SignalTiming(engine)
         self.functions = FunctionLauncher(engine, self.hosts, self.streams, self.executor, self.values)
         self.kernels = KernelLauncher(
-            engine, self.hosts, scheduler, self.streams, self.executor, self.waits, self.signal_timing,
-            self.op_costs.unmodelled.say,
+            engine, self.hosts, scheduler, self.streams, self.executor, self.signal_timing, self.op_costs.unmodelled.say,
+            self.waits,
         )  # fmt: skip
         self.runs = CollectiveRuns(
             engine, self.hosts, self.storages, lambda: self.ccl_config, lambda: self.torch_recorder.paused(), self.hooks

@@ -14,11 +14,8 @@ from typing import Any
 
 import torch
 
-from kernbench.cost.work import Cost
 from kernbench.errors import DeadlockError, KernbenchError
-from kernbench.scheduler import RankScheduler
-from kernbench.sim_engine import DataExecutor, GraphEngine, Operation
-from kernbench.simulation.launches.kernel_memory import KernelMemory
+from kernbench.sim_engine import Operation
 from kernbench.simulation.launches.kernel_tensors import (
     given_tensor,
     maps_nothing,
@@ -26,22 +23,17 @@ from kernbench.simulation.launches.kernel_tensors import (
     tensor_of,
     tensors_of,
 )
-from kernbench.simulation.launches.remote_traffic import Home
 from kernbench.simulation.launches.sampled_launch import SampledLaunch
-from kernbench.simulation.launches.signal_timing import SignalTiming
-from kernbench.simulation.launches.streams import Streams
-from kernbench.simulation.launches.triton_launch import TritonLaunch
-from kernbench.simulation.memory.storages import Block
+from kernbench.simulation.launches.triton_launch import LaunchContext, TritonLaunch
 from kernbench.simulation.memory.tensor_queries import plain, tells_of_looks
 from kernbench.simulation.order.shadow_memory import link
 from kernbench.simulation.ranks.graph_capture import GraphCapture
-from kernbench.simulation.ranks.hosts import Host, Hosts
+from kernbench.simulation.ranks.hosts import Host
 from kernbench.simulation.time.wait_queue import Waits
 from kernbench.simulation.values.capture_rollback import behind_pointers, keep
 from kernbench.triton_engine.launching import run_alone
 from kernbench.triton_engine.machine import Launch
-from kernbench.triton_engine.memory import find_all, registry
-from kernbench.triton_engine.reuse import Look
+from kernbench.triton_engine.memory import find_all
 
 _ADDRESS_BYTES = 8
 
@@ -52,34 +44,17 @@ def is_kernel(kernel: object) -> bool:
 
 
 @dataclass(eq=False)
-class KernelLauncher:
+class KernelLauncher(LaunchContext):
     """Launches Triton kernels in one simulation.
 
     Attributes:
-        say: takes what is assumed of launches, for the summary.
-        memory: what their pointers point to.
         last: the operation of the last launch.
         maps: whether a kernel on a GPU reaches a tensor of the host, as it does one in pinned memory.
-        looks: what a look at launches found, by program and shapes.
-        sampled: what launches cost that were only counted, by program and shapes.
     """
 
-    engine: GraphEngine
-    hosts: Hosts
-    scheduler: RankScheduler
-    streams: Streams
-    executor: DataExecutor
     waits: Waits
-    signal_timing: SignalTiming
-    say: Callable[[str], None]
-    memory: KernelMemory = field(init=False)
     last: Operation | None = field(default=None, init=False)
     maps: Callable[[torch.Tensor], bool] = field(default_factory=lambda: maps_nothing, init=False)
-    looks: dict[object, Look] = field(default_factory=dict, init=False)
-    sampled: dict[object, Cost] = field(default_factory=dict, init=False)
-
-    def __post_init__(self) -> None:
-        self.memory = KernelMemory(self.engine.memory, self.hosts)
 
     def launch(
         self, kernel: Any, grid: object, args: tuple[Any, ...], kwargs: dict[str, Any], name: str | None
@@ -127,18 +102,6 @@ class KernelLauncher:
         with self.hosts.current().as_one():
             addresses = dict.fromkeys(table.detach().flatten().view(torch.int64).tolist())
             return [each.flat(torch.uint8) for each in find_all(list(addresses), self.memory)]
-
-    def home_of(self, base: int) -> Home | None:
-        """Where memory is; None if it is the host's, which no GPU has mapped, or nothing is known of it.
-
-        What kernels have reached by its address alone, from a table of the program, has no place among a SIP's addresses.
-        """
-        placed = self.engine.memory.find_host(base)
-        if placed is not None:
-            return Home(placed.space == "host", placed.sip)
-        found = registry.find(base)
-        block = None if found is None else self.streams.stored_of(found.flat(torch.uint8))
-        return Home(block.mapped, block.memory.sip) if isinstance(block, Block) else None
 
     def submit(self, launch: Launch) -> None:
         """Enqueue a launch on the running rank's stream."""
@@ -211,7 +174,3 @@ class KernelLauncher:
             keep(host, tensors_of(launch.args))
             with host.as_one(), behind_pointers(self.memory) as memory, suppress(DeadlockError):
                 run_alone(launch, memory)  # it may wait for another rank, which has to capture yet
-
-    def activity(self) -> tuple[int, int]:
-        """Changes whenever a rank has run or an operation has ended: memory may have been written since."""
-        return self.engine.progress, self.scheduler.resumed

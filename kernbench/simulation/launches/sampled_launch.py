@@ -11,10 +11,7 @@ import torch
 
 from kernbench.cost.work import Cost, StatedWork, over_links
 from kernbench.sim_engine.data_executor import Deferred, Finished
-from kernbench.simulation.launches.kernel_tensors import (
-    tensor_of,
-    tensors_of,
-)
+from kernbench.simulation.launches.kernel_tensors import tensor_of, tensors_of
 from kernbench.simulation.launches.remote_traffic import RemoteTraffic
 from kernbench.simulation.launches.triton_launch import TritonLaunch, cost_of, note_cost, shape_key
 from kernbench.simulation.memory.reserved import reserved_zeros

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import replace
-from typing import Protocol
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from kernbench.cost.peer_access import peer_share
 from kernbench.cost.work import Cost, over_links
 from kernbench.errors import KernbenchError
+from kernbench.scheduler import RankScheduler
 from kernbench.sim_engine import Condition, DataExecutor, GraphEngine, Operation
 from kernbench.sim_engine.data_executor import Deferred, Running
 from kernbench.simulation.launches.kernel_memory import KernelMemory
-from kernbench.simulation.launches.kernel_tensors import (
-    tensor_of,
-    tensors_of,
-)
+from kernbench.simulation.launches.kernel_tensors import tensor_of, tensors_of
 from kernbench.simulation.launches.remote_traffic import Home, traffic_of_launches
 from kernbench.simulation.launches.signal_timing import SignalTiming
 from kernbench.simulation.launches.streams import Streams
+from kernbench.simulation.memory.storages import Block
 from kernbench.simulation.memory.tensor_queries import storage_of
 from kernbench.simulation.ranks.hosts import Hosts
 from kernbench.simulation.values.assumptions import is_finite, keep_finite
@@ -28,7 +26,7 @@ from kernbench.triton_engine.counts import Counts
 from kernbench.triton_engine.duration import estimate
 from kernbench.triton_engine.launching import executed, is_profiled
 from kernbench.triton_engine.machine import Execution, Launch
-from kernbench.triton_engine.memory import write_epoch
+from kernbench.triton_engine.memory import registry, write_epoch
 from kernbench.triton_engine.reuse import Look, look_at
 from kernbench.triton_engine.signals import Party
 from kernbench.triton_engine.values import way_of_reading
@@ -41,15 +39,12 @@ class SiblingFailedError(KernbenchError):
     """The launch ran as one batch with another rank's, which failed: its values are incomplete."""
 
 
-class LaunchesKernels(Protocol):
-    """What launches are computed with.
+@dataclass(eq=False)
+class LaunchContext:
+    """What the launches of one simulation are computed with.
 
     Attributes:
-        engine: the clock.
-        hosts: of the ranks.
-        streams: what is known of tensors.
-        executor: computes them.
-        signal_timing: when those end that wait for signals.
+        say: takes what is assumed of launches, for the summary.
         memory: what their pointers point to.
         looks: what a look at launches found, by program and shapes.
         sampled: what launches cost that were only counted, by program and shapes.
@@ -57,30 +52,39 @@ class LaunchesKernels(Protocol):
 
     engine: GraphEngine
     hosts: Hosts
+    scheduler: RankScheduler
     streams: Streams
     executor: DataExecutor
     signal_timing: SignalTiming
-    memory: KernelMemory
-    looks: dict[object, Look]
-    sampled: dict[object, Cost]
+    say: Callable[[str], None]
+    memory: KernelMemory = field(init=False)
+    looks: dict[object, Look] = field(default_factory=dict, init=False)
+    sampled: dict[object, Cost] = field(default_factory=dict, init=False)
 
-    @property
-    def say(self) -> Callable[[str], None]:
-        """Takes what is assumed of launches, for the summary."""
+    def __post_init__(self) -> None:
+        self.memory = KernelMemory(self.engine.memory, self.hosts)
 
     def home_of(self, base: int) -> Home | None:
-        """Where memory is; None if that is not known."""
+        """Where memory is; None if it is the host's, which no GPU has mapped, or nothing is known of it.
+
+        What kernels have reached by its address alone, from a table of the program, has no place among a SIP's addresses.
+        """
+        placed = self.engine.memory.find_host(base)
+        if placed is not None:
+            return Home(placed.space == "host", placed.sip)
+        found = registry.find(base)
+        block = None if found is None else self.streams.stored_of(found.flat(torch.uint8))
+        return Home(block.mapped, block.memory.sip) if isinstance(block, Block) else None
 
     def activity(self) -> tuple[int, int]:
-        """Changes whenever memory may have been written."""
+        """Changes whenever a rank has run or an operation has ended: memory may have been written since."""
+        return self.engine.progress, self.scheduler.resumed
 
 
 class TritonLaunch:
     """One launch of a Triton kernel by one rank."""
 
-    def __init__(
-        self, launcher: LaunchesKernels, op: Operation, launch: Launch, after: Sequence[Operation] = ()
-    ) -> None:
+    def __init__(self, launcher: LaunchContext, op: Operation, launch: Launch, after: Sequence[Operation] = ()) -> None:
         self.launcher = launcher
         self.op = op
         self.after = after
