@@ -231,7 +231,7 @@ torch.optim.SGD([weight], lr=1.0).step()
 
 
 def test_a_parameter_that_is_a_view_is_not_asked_for_its_gradient(tmp_path: Path, warm_python: str) -> None:
-    """FSDP's are while a module runs; torch warns whoever asks."""
+    """FSDP's are while a module runs; torch warns where ``grad`` is read from them."""
     (tmp_path / "views.py").write_text(UNSHARDED)
     run = subprocess.run(
         [warm_python, "-m", "kernbench", "run", "--nproc-per-node", "1", "--system", "dgx_h100", "views.py"],

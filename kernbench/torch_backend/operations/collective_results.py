@@ -17,14 +17,15 @@ def call_collective(device: RankDevice, call: Callable[..., Any], args: Any, kwa
     given = [each for value in args for each in (value if isinstance(value, list | tuple) else (value,))]
     blocks = (block_of(each) for each in given if isinstance(each, torch.Tensor))
     block = next(filter(None, blocks), None) if device.host.uses_gpu else None
-    before = device.doing.collective_memory, device.doing.collective_unknown
-    device.doing.collective_unknown = _are_unknown(device, given)
+    doing = device.doing
+    before = doing.collective_memory, doing.collective_unknown
+    doing.collective_unknown = _are_unknown(device, given)
     if block is not None:
-        device.doing.collective_memory = block.memory
+        doing.collective_memory = block.memory
     try:
         result = call(*args, **kwargs)
     finally:
-        device.doing.collective_memory, device.doing.collective_unknown = before
+        doing.collective_memory, doing.collective_unknown = before
     if block is not None:
         for each in result if isinstance(result, list | tuple) else (result,):
             place(each, block.memory)

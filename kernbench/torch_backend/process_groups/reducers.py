@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from kernbench.torch_backend.gpu.device.devices import current_device
-from kernbench.torch_backend.gpu.device.gradient_streams import leaf_is_kept
+from kernbench.torch_backend.gpu.device.gradient_streams import note_kept_leaf
 from kernbench.torch_backend.gpu.memory.memory_owners import claim_communication
 from kernbench.torch_backend.gpu.tensors.placement import block_of
 from kernbench.torch_backend.overloads import OpOverload
@@ -92,7 +92,7 @@ def install(patches: Patches) -> None:
             _stock_init(reducer, params, *args, **kwargs)
         made_on[reducer] = on_gpu
         for each in params:
-            leaf_is_kept(mine.stream_changes, each)
+            note_kept_leaf(mine.stream_changes, each)
 
     @functools.wraps(_stock_rebuild)
     def rebuild(reducer: object) -> bool:

@@ -64,7 +64,7 @@ def gradient_of() -> int | None:
     return None if node is None else node_number(node)
 
 
-def leaf_is_kept(changes: StreamChanges, leaf: torch.Tensor) -> None:
+def note_kept_leaf(changes: StreamChanges, leaf: torch.Tensor) -> None:
     """C++ keeps the node of a leaf from now on, whose gradients are added on the streams that are current now."""
     with plain_torch():  # torch takes a view of it to find its node
         node: Any = torch.autograd.graph.get_gradient_edge(leaf).node

@@ -95,20 +95,25 @@ def current_device_index() -> int:
 
 def set_device(device: Device) -> None:
     """``torch.cuda.set_device``. Raises ValueError if that is no GPU, or not which."""
-    index = _get_device_index(device)
-    mine = current_device()
+    mine = _gone_on_to(device)
+    if mine is not None:
+        mine.has_chosen = True
+
+
+def _gone_on_to(device: Device) -> RankDevice | None:
+    """The rank, which is on another GPU now; None: that is no GPU, or there is no rank, as in a DataLoader's thread that pins
+    memory."""
+    index, mine = _get_device_index(device), current_device()
     if mine is None or index < 0:
-        return  # without a rank: a thread of the rank's own, such as a DataLoader's that pins memory
+        return None
     mine.go_on_to(index)
-    mine.has_chosen = True
+    return mine
 
 
 def exchange_device(device: Device) -> int:
     """Make a GPU the current one; the index of the one before."""
     before = current_device_index()
-    mine, index = current_device(), _get_device_index(device)
-    if mine is not None and index >= 0:
-        mine.go_on_to(index)
+    _gone_on_to(device)
     return before
 
 
@@ -120,8 +125,9 @@ class DeviceGuard:
         self.idx = mine.told(mine.number(device))
 
     def __enter__(self) -> None:
-        self._before = _mine().host.sip
-        exchange_device(self.idx)
+        mine = _mine()
+        self._before = mine.host.sip
+        mine.go_on_to(self.idx)
 
     def __exit__(self, *exc: Any) -> None:
         _mine().host.drive(self._before)
