@@ -11,6 +11,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 import torch
+import torch._dynamo
 import torch.distributed as dist
 from hypothesis import Phase, given, settings
 
@@ -32,6 +33,9 @@ WAYS: dict[str, dict[str, Any]] = {
 
 
 def _rank(rank: int, program: list[tuple[str, int]], found: Any) -> None:
+    # Garbage is collected at one point of all runs, where no rank is still making any: carriers share a collector.
+    gc.disable()
+    torch._dynamo.config.run_gc_after_compile = False
     torch.cuda.set_device(rank)
     dist.init_process_group("nccl", device_id=torch.device("cuda", rank))
     own = Own(rank)
@@ -40,8 +44,10 @@ def _rank(rank: int, program: list[tuple[str, int]], found: Any) -> None:
     for work in own.works:
         work.wait()
     torch.cuda.synchronize()
-    gc.collect()  # at the same point of all runs: the collector counts objects of the process
-    seen = [*own.seen, time.perf_counter(), torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()]
+    peak = torch.cuda.max_memory_allocated()
+    dist.barrier()
+    gc.collect()
+    seen = [*own.seen, time.perf_counter(), peak, torch.cuda.memory_allocated()]
     results = [each.cpu() for each in own.results]
     found.put((rank, seen, [(each.dtype, each.shape, each.flatten().view(torch.uint8).tolist()) for each in results]))
     dist.destroy_process_group()
