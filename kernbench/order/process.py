@@ -141,13 +141,6 @@ class RankOrder:
         """An event on a stream."""
         return self.stream(stream).now()
 
-    def join_streams(self, stream: str) -> None:
-        """What is enqueued next on a stream starts after what all streams that compute have now."""
-        strand = self.stream(stream)
-        for other in self.streams.values():
-            if not other.collective:
-                strand.meet(other.now())
-
     # -- graphs ------------------------------------------------------------------------------------------------------
 
     def capture(self) -> GraphOrder:

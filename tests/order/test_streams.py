@@ -132,3 +132,22 @@ def test_what_a_host_waits_for_includes_receives_that_are_on_no_stream_yet() -> 
         assert host.streams_of(host.sip) == host.streams_of(None) == ["compute", "recv any->0"]
         torch.ones(2, device="cuda:1")
         assert host.streams_of(host.sip) == ["compute"]
+
+
+def _backward_beside_a_write(waits: bool) -> None:
+    """``weight``, which the backward pass reads, is changed on a stream that it does not wait for."""
+    weight, given = (torch.ones(64, 64, device="cuda", requires_grad=True) for _ in range(2))
+    side = torch.cuda.Stream()
+    loss = (given @ weight).sum()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        weight.data.mul_(2)
+    if waits:
+        torch.cuda.current_stream().wait_stream(side)
+    loss.backward()
+
+
+def test_a_backward_pass_waits_for_no_stream_that_its_forward_pass_was_not_on() -> None:
+    assert races_of(_backward_beside_a_write, True).found == []
+    (race,) = races_of(_backward_beside_a_write, False).found
+    assert race.kind == "read after write"

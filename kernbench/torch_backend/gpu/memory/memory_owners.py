@@ -426,8 +426,6 @@ def _run_backward(*args: object, **kwargs: object) -> Any:
     host = device.host
     before, host.phase = host.phase, next_phase(host.phase, BACKWARD)
     host.backward_passes += 1
-    if host.order is not None:
-        host.order.join_streams(host.stream)  # autograd itself orders what it runs after what made its inputs
     memories = device.simulation.memories
     if memories.owners is not None:
         memories.owners.before_backward(host)
