@@ -143,6 +143,8 @@ class ThreadSide:
     def _is_interrupted(self, notice: Notice, seconds: float | None) -> bool:
         """Wait; whether that has ended for a signal alone."""
         with self._awaiting(notice) as key:
+            if notice.told:  # by a thread without a turn, which did not find it among those that are waited for
+                return False
             if seconds is not None:
                 self._limits[key] = seconds
             try:

@@ -117,7 +117,7 @@ class Drain:
             return True
         if self.await_absent is not None and self.await_absent():
             return True
-        if self.threads.come():
+        if self.threads.come() or self.waits.anything_done:
             return True
         return self.deadlines.expire_asked_for()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from typing import Any
@@ -38,7 +39,7 @@ class Waits:
         self._hosts = hosts
         self._scheduler = scheduler
         self.pending: list[tuple[Awaited, Any]] = []
-        self.ended: list[Awaited] = []
+        self.ended: deque[Awaited] = deque()
         self.drive_until: Callable[[Awaited], None]
         self.resuming: Callable[[Any, BaseException | None], None] | None = None
 
@@ -149,8 +150,15 @@ class Waits:
         """
         waits, ended = self.pending, self.ended  # in a large world few of many waits end at a time
         if ended:
-            done = {awaited for awaited in ended if awaited.done}
-            ended[:] = [awaited for awaited in ended if awaited not in done] if waits else []
+            done: set[Awaited] = set()
+            later: list[Awaited] = []
+            for _ in range(len(ended)):  # one by one: the garbage collector may have something end meanwhile
+                awaited = ended.popleft()
+                if awaited.done:
+                    done.add(awaited)
+                elif waits:
+                    later.append(awaited)
+            ended.extend(later)
             still, ready = [], self._scheduler.ready
             for item in waits:
                 awaited, target = item
@@ -162,6 +170,11 @@ class Waits:
                     still.append(item)
             waits[:] = still
         return self._scheduler.run_ready() > 0
+
+    @property
+    def anything_done(self) -> bool:
+        """Whether something is done whose waiters wait still: what the garbage collector calls in main may do that."""
+        return any(awaited.done for awaited in self.ended)
 
     def sleep(self, seconds: float) -> None:
         """Let ``seconds`` of virtual time pass for this rank, while the others go on."""

@@ -19,9 +19,17 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
-from kernbench.scheduler.crew import acting_crew, acts_for_a_rank, current_member, is_forked, is_in_rank, is_outside
+from kernbench.scheduler.crew import (
+    Crew,
+    acting_crew,
+    acts_for_a_rank,
+    current_member,
+    is_forked,
+    is_in_rank,
+    is_outside,
+)
 from kernbench.simulation.time.notices import Notice
 from kernbench.simulation.time.rank_threads import RankThreads
 from kernbench.torch_backend.patches import Patches
@@ -45,7 +53,8 @@ RELIES_ON = (
              holds=lambda lock: hasattr(lock(), "_block")),
     Reliance("threading._time", "limits of waits are counted by it"),
     Reliance("queue.time", "the same for queues"),
-    Reliance("queue._PySimpleQueue", "a SimpleQueue of semaphores", has=("get", "put")),
+    Reliance("queue._PySimpleQueue", "a SimpleQueue of a deque and a semaphore, which is released when something is put",
+             has=("get", "put"), holds=lambda queue: {"_queue", "_count"} <= vars(queue()).keys()),
     Reliance("multiprocessing.managers.SyncManager._registry", "what makes a manager's objects, by their names",
              holds=lambda registry: registry["RLock"][0] is not None),
     Reliance("multiprocessing.connection.Connection", "a queue's get, and a pipe's recv, wait there", has=(
@@ -61,7 +70,7 @@ def install(patches: Patches, threads: RankThreads, looks: Looks) -> None:
     patches.set(threading, "RLock", _makes("threading:RLock", _stock_rlock, ReentrantLock, threads, looks))
     registry = _Manager._registry  # it has the function, which is pickled by its name
     patches.set(_Manager, "_registry", {**registry, "RLock": (threading.RLock, *registry["RLock"][1:])})
-    patches.set(queue, "SimpleQueue", _makes("queue:SimpleQueue", _Queue, _PythonQueue))
+    patches.set(queue, "SimpleQueue", _makes("queue:SimpleQueue", _Queue, SimpleQueue, threads, looks))
     patches.set(threading.Condition, "wait", _waits_for_notice(threads))
     for module, name in ((threading, "_time"), (queue, "time")):  # by which limits of waits are computed
         patches.set(module, name, _shows_time(threads, getattr(module, name)))
@@ -72,8 +81,7 @@ def install(patches: Patches, threads: RankThreads, looks: Looks) -> None:
 def _waits_for_notice(threads: RankThreads) -> Callable[..., bool]:
     @functools.wraps(_stock_wait)
     def wait(condition: Any, timeout: float | None = None) -> bool:
-        crew, member = acting_crew(), current_member()
-        mine = crew or (None if member is None or is_forked() or is_outside() else member.crew)
+        crew, mine = _crews()
         if mine is None:
             limited = timeout is not None and timeout > 0
             return (
@@ -85,17 +93,11 @@ def _waits_for_notice(threads: RankThreads) -> Callable[..., bool]:
             raise RuntimeError("cannot wait on un-acquired lock")
         if timeout is not None and timeout <= 0:
             return False
-        if crew is None and timeout is None:
-            lock, rest = threads.free.rest()
-        else:
-            lock = threads.notice("another thread", mine.rank)
-            rest = functools.partial(threads.wait, lock, timeout)
+        lock, rest = _rest(threads, crew, mine.rank, timeout)
         condition._waiters.append(lock)
         saved = condition._release_save()
         told = False
         try:
-            if timeout is not None:
-                acts_for_a_rank()  # limits pass in the rank's time
             told = rest()
             return told
         finally:
@@ -104,6 +106,28 @@ def _waits_for_notice(threads: RankThreads) -> Callable[..., bool]:
                 condition._waiters.remove(lock)
 
     return wait
+
+
+def _crews() -> tuple[Crew | None, Crew | None]:
+    """That for which the running thread takes turns, and that to which it belongs."""
+    crew, member = acting_crew(), current_member()
+    return crew, crew or (None if member is None or is_forked() or is_outside() else member.crew)
+
+
+def _rest(
+    threads: RankThreads, crew: Crew | None, rank: int, timeout: float | None
+) -> tuple[Released, Callable[[], bool]]:
+    """For a rank's thread: what another one is to release, and what waits until it has, or ``timeout`` has passed."""
+    if crew is None and timeout is None:
+        return threads.free.rest()
+    notice = threads.notice("another thread", rank)
+
+    def rest() -> bool:
+        if timeout is not None:
+            acts_for_a_rank()  # limits pass in the rank's time
+        return threads.wait(notice, timeout)
+
+    return notice, rest
 
 
 def _is_alone() -> bool:
@@ -268,3 +292,85 @@ class ReentrantLock(_PythonRLock):
 
     def __reduce__(self) -> Any:
         raise TypeError("cannot pickle '_thread.RLock' object")
+
+
+class Released(Protocol):
+    """What another thread releases, in whatever thread that is, and without waiting."""
+
+    def release(self) -> None:
+        """Have the thread go on that waits for it."""
+
+
+class _Count:
+    """A semaphore whose release takes no lock: what the garbage collector calls, in the middle of anything, may release it."""
+
+    def __init__(self, threads: RankThreads, looks: Looks) -> None:
+        self._threads = threads
+        self._looks = looks
+        self._free: deque[None] = deque()
+        self._waiting: deque[Released] = deque()
+
+    def release(self) -> None:
+        """See :meth:`threading.Semaphore.release`."""
+        self._free.append(None)
+        self._tell_one()
+
+    def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
+        """See :meth:`threading.Semaphore.acquire`."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while not (taken := self._take()) and blocking and (end is None or end > time.monotonic()):
+            lock, rest = self._rest(None if end is None else end - time.monotonic())
+            self._waiting.append(lock)
+            try:
+                if taken := self._take():  # a thread without a turn has released it before it could see who waits
+                    break
+                rest()
+            except BaseException:
+                if self._free:
+                    self._tell_one()
+                raise
+            finally:
+                if lock in self._waiting:
+                    self._waiting.remove(lock)
+        if taken:
+            self._looks.did()
+        elif not blocking:
+            self._looks.saw(self, ready=False)
+        return taken
+
+    def _take(self) -> bool:
+        try:
+            self._free.pop()
+        except IndexError:
+            return False
+        return True
+
+    def _tell_one(self) -> None:
+        try:
+            waiting = self._waiting.popleft()
+        except IndexError:
+            return
+        waiting.release()
+
+    def _rest(self, timeout: float | None) -> tuple[Released, Callable[[], bool]]:
+        crew, mine = _crews()
+        if mine is not None:
+            return _rest(self._threads, crew, mine.rank, timeout)
+        lock = _thread.allocate_lock()
+        lock.acquire()
+        if timeout is None or not _is_alone():
+            return lock, functools.partial(lock.acquire, True, -1 if timeout is None else timeout)
+
+        def rest() -> bool:
+            time.sleep(timeout)
+            return lock.acquire(False)
+
+        return lock, rest
+
+
+class SimpleQueue(_PythonQueue):
+    """A queue whose ``put`` waits for nothing, as that of Python's own: weak references' callbacks call it."""
+
+    def __init__(self, threads: RankThreads, looks: Looks) -> None:
+        super().__init__()
+        self._count = _Count(threads, looks)
