@@ -44,11 +44,13 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "triton"))
 
 
-def test_operators_among_the_choices_take_their_modelled_time(_own_cache: None) -> None:
+@pytest.mark.usefixtures("_own_cache")
+def test_operators_among_the_choices_take_their_modelled_time() -> None:
     """Also where the CPU has no kernel for one: the parts of a sum that is split have 32 bits (``bmm(out_dtype=)``)."""
     choices, product = _milliseconds(with_data=True)
     assert 0.5 * product < choices["mm"] < 2 * product
     split = [ms for name, ms in choices.items() if name.startswith("decompose_k")]
     assert split
     assert all(choices["mm"] < ms < 10 * product for ms in split)  # two kernels each
-    assert _milliseconds(with_data=False) == (choices, product)
+    without, same = _milliseconds(with_data=False)  # and choices of other names: Inductor counts them
+    assert ([*without.values()], same) == ([*choices.values()], product)

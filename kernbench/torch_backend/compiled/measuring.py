@@ -22,7 +22,9 @@ from kernbench.triton_engine.duration import estimate
 from kernbench.triton_engine.launching import sampled_launches
 
 RELIES_ON = (
-    Reliance("torch.utils._python_dispatch.TorchDispatchMode", "it sees the operations that are measured", subclassed=True),
+    Reliance(
+        "torch.utils._python_dispatch.TorchDispatchMode", "it sees the operations that are measured", subclassed=True
+    ),
     Reliance("torch.utils._pytree", "tensors among an operation's arguments", has=("tree_map_only",)),
 )
 
@@ -83,7 +85,7 @@ class _Priced(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         operator = operators[func]
-        if operator.kind in (SKIP, COLLECTIVE, VIEW) or operator.host_reads:
+        if self._device.host.unrecorded or operator.kind in (SKIP, COLLECTIVE, VIEW) or operator.host_reads:
             return func(*args, **kwargs)
         if operator.kind < VIEW:
             with self:
