@@ -94,6 +94,13 @@ class Pricing:
         if self._descriptions is not None:
             self._descriptions.record(op, inputs, outputs, self.flops.of(cost)[1])
 
+    def of(self, call: OperatorCall) -> Cost:
+        """What an operation takes that is priced alone: nothing of it is counted, and it is put on no stream."""
+        operator = call.operator
+        if operator.name in self._costs.seeing:
+            return self._costs.of_values(operator.name, operands_of(call))
+        return self._cost(call, operator.name, call.inputs, call.outputs, operator.is_flagged(call.args, call.kwargs))
+
     def _cost(
         self, call: OperatorCall, name: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor], flag: bool
     ) -> Cost:
