@@ -8,6 +8,7 @@ from kernbench.sim_engine import DataExecutor
 from kernbench.simulation.matching.groups import Arrival, Collective
 from kernbench.simulation.matching.history import History
 from kernbench.simulation.matching.matcher import Matcher
+from kernbench.simulation.matching.messages import Message
 from kernbench.simulation.ranks.locations import NOWHERE, Location, location_of
 from kernbench.simulation.stuck_streams import StuckStreams
 from kernbench.simulation.time.wait_queue import Waits
@@ -53,7 +54,8 @@ def deadlock_report(
             what = "receive from" if message.sends else "send to"
             lines.append(
                 f"To go on: rank {message.peer} must {what} rank {message.rank} (tag {message.tag}, "
-                f"{message.group.name}) {tuple(message.tensor.shape)}." + _never(scheduler.rank(message.peer))
+                f"{message.group.name}) {tuple(message.tensor.shape)}."
+                + (_elsewhere(message, matcher.mailbox.unmet) or _never(scheduler.rank(message.peer)))
             )
     return "\n".join([*lines, *history_lines(matcher.history)])
 
@@ -144,6 +146,27 @@ def _state(rank: Rank) -> str:
 
 def _never(rank: Rank | None) -> str:
     return "" if rank is None or rank.live else f" Rank {rank.index} never will: it {_state(rank)}."
+
+
+def _elsewhere(message: Message, unmet: list[Message]) -> str:
+    """What the other side has posted that would be this message's, had it gone the same way."""
+    for other in unmet:
+        if (other.rank, other.peer, other.sends) != (message.peer, message.rank, not message.sends):
+            continue
+        has = f" Rank {other.rank} has {'sent' if other.sends else 'asked for'} one at {other.location}, but"
+        if other.group is not message.group:
+            return f"{has} on {other.group.name}."
+        if other.route.lane != message.route.lane:
+            alone = message if message.route.lane == "pair" else other
+            side = "this one" if alone is message else "that one"
+            return (
+                f"{has} the two never meet: of NCCL's messages what is called by itself ({side}) goes over a communicator of "
+                "the two ranks, and a batch over the group's. Let both be in a batch, both by themselves, or give "
+                "init_process_group a device_id."
+            )
+        if other.tag != message.tag:
+            return f"{has} with tag {other.tag}."
+    return ""
 
 
 def _where(rank: Rank | SideThread | None) -> Location:

@@ -400,3 +400,40 @@ def symmetric_sums_of_two_streams(fixed: bool) -> None:
         second.wait_stream(first)
     with torch.cuda.stream(second):
         torch.ops.symm_mem.one_shot_all_reduce(buffer[32:], "sum", group)  # here
+
+
+def message_in_a_batch_on_one_side(fixed: bool) -> None:
+    """Received in a batch, and sent by itself: NCCL has a communicator for each of them."""
+    rank = dist.get_rank()
+    dist.barrier()
+    value = torch.full((N,), float(rank), device="cuda")
+    if rank == 0:
+        for work in dist.batch_isend_irecv([dist.P2POp(dist.irecv, value, 1)]):
+            work.wait()
+    elif fixed:
+        for work in dist.batch_isend_irecv([dist.P2POp(dist.isend, value, 0)]):
+            work.wait()
+    else:
+        dist.send(value, 0)  # here
+    assert value.tolist() == [1.0] * N
+
+
+def messages_of_two_types(fixed: bool) -> None:
+    """A rank's loss is of 64 bits, and what receives it of 32."""
+    rank = dist.get_rank()
+    given = torch.ones(2, device="cuda", dtype=torch.float64 if rank and not fixed else torch.float32)
+    got = torch.zeros(2, device="cuda")
+    exchange = [dist.P2POp(dist.isend, given, 1 - rank), dist.P2POp(dist.irecv, got, 1 - rank)]
+    for work in dist.batch_isend_irecv(exchange):  # here
+        work.wait()
+    assert got.tolist() == [1.0, 1.0]
+
+
+def column_summed_by_gloo(fixed: bool) -> None:
+    """Gloo takes what lies behind a column's first element for the column."""
+    group = dist.new_group(backend="gloo")
+    column = torch.arange(6.0).view(3, 2)[:, 0]
+    if fixed:
+        column = column.contiguous()
+    dist.all_reduce(column, group=group)  # here
+    assert column.tolist() == [0.0, 4.0, 8.0]

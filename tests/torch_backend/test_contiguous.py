@@ -73,6 +73,51 @@ def test_gloo_takes_strides():
     assert found == [[2.0]] * WORLD
 
 
+def column(device: str) -> torch.Tensor:
+    return torch.arange(6.0, device=device).view(3, 2)[:, 0]
+
+
+GLOO: dict[str, tuple[Callable[[int, str], object], str]] = {
+    "all_reduce": (lambda rank, on: dist.all_reduce(column(on)), "ValueError: all_reduce of gloo"),
+    "broadcast": (lambda rank, on: dist.broadcast(column(on), 0), "ValueError: broadcast of gloo"),
+    "reduce": (lambda rank, on: dist.reduce(column(on), 0), "ValueError: reduce of gloo"),
+    "scatter": (
+        lambda rank, on: dist.scatter(torch.zeros(3, device=on), [column(on)] * WORLD if rank == 0 else None, 0),
+        "ValueError: scatter of gloo",
+    ),
+    "send": (
+        lambda rank, on: dist.send(column(on), 1) if rank == 0 else dist.recv(torch.zeros(3, device=on), 0),
+        "RuntimeError: input tensor has to be contiguous: send",
+    ),
+    "recv": (
+        lambda rank, on: dist.send(torch.zeros(3, device=on), 1) if rank == 0 else dist.recv(column(on), 0),
+        "RuntimeError: input tensor has to be contiguous: recv",
+    ),
+}
+"""What gloo 2.13 gives wrong values for, and of messages its error."""
+
+
+@pytest.mark.parametrize("on", ["cpu", "cuda"])
+@pytest.mark.parametrize(("call", "says"), GLOO.values(), ids=GLOO)
+def test_gloo_does_not_see_gaps(call, says, on):
+    with pytest.raises(kernbench.SpawnException, match=says):
+        run(lambda rank: call(rank, on), "gloo")
+
+
+@pytest.mark.parametrize("on", ["cpu", "cuda"])
+def test_gloo_gathers_and_exchanges_columns(on):
+    """These it copies into one piece first."""
+    found = []
+
+    def program(rank: int) -> None:
+        rooms = [torch.zeros(3, device=on) for _ in range(WORLD)]
+        dist.all_gather(rooms, column(on))
+        found.append(torch.stack(rooms).tolist())
+
+    run(program, "gloo")
+    assert found == [[[0.0, 2.0, 4.0]] * WORLD] * WORLD
+
+
 def test_messages_move_the_memory_behind_strides():
     """All of what is dense, in the order in which it lies there."""
     found = {}

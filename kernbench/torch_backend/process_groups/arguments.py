@@ -188,6 +188,33 @@ def memory_of_message(op: str, tensor: torch.Tensor) -> torch.Tensor:
     return _memory_of(tensor)
 
 
+_GLOO_MOVES_MEMORY = frozenset({"all_reduce", "broadcast", "reduce", "scatter"})
+"""What gloo does with the memory from a tensor's first element on, whatever strides say (pytorch 192920); others it copies."""
+
+
+def require_dense_for_gloo(op: str, tensors: Tensors) -> None:
+    """Raises ValueError of a tensor with gaps between its elements, or whose elements overlap, where gloo, which asks nothing,
+    would take what lies between them for elements."""
+    if op not in _GLOO_MOVES_MEMORY:
+        return
+    for tensor in tensors:
+        if tensor.layout is torch.strided and not (tensor.is_contiguous() or _is_dense(tensor)):
+            raise ValueError(
+                f"{op} of gloo was given a tensor of shape {tuple(tensor.shape)} and strides {_strides(tensor)}: it would take "
+                "the memory from the first element on, whatever the strides say, and results would be wrong; give it "
+                "tensor.contiguous()"
+            )
+
+
+def require_contiguous_message(op: str, tensor: torch.Tensor) -> None:
+    """Raises RuntimeError in gloo's words, which are the same for both sides, of a tensor that is not contiguous."""
+    if not tensor.is_contiguous():
+        raise RuntimeError(
+            f"input tensor has to be contiguous: {op} was given one of shape {tuple(tensor.shape)} and strides "
+            f"{_strides(tensor)}; give it tensor.contiguous()"
+        )
+
+
 def _is_dense(tensor: torch.Tensor) -> bool:
     """Whether its elements are all of a piece of memory, each once."""
     expected = 1

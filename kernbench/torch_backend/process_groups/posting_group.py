@@ -38,6 +38,8 @@ from kernbench.torch_backend.process_groups.arguments import (
     memory_of_message,
     one_tensor,
     parts_of,
+    require_contiguous_message,
+    require_dense_for_gloo,
     root_of,
     timeout_of,
 )
@@ -337,6 +339,8 @@ class PostingGroup(AbsentInGroups, STOCK):
             inputs = in_memory(inputs)
             moved = inputs if same else in_memory(outputs)
         library = "" if algorithm else self._libraries[block is not None]  # an algorithm that is named is no library's
+        if library == "gloo":
+            require_dense_for_gloo(op, (*wholes(inputs), *wholes(outputs)))
         multiples, reduces = (reduction, ReduceOp.SUM) if isinstance(reduction, SumOfMultiples) else (None, reduction)
         communicator = self.communicator
         call = library, op, shape, dtype, reduces, root, algorithm
@@ -504,6 +508,8 @@ class PostingGroup(AbsentInGroups, STOCK):
         if library in ("nccl", "rccl"):
             moved = memory_of_message(op, tensor)
             nccl_rules.member(op, peer, self.size())
+        elif library == "gloo":
+            require_contiguous_message(op, tensor)
         route = CONNECTION
         if library in ("nccl", "rccl") or (self.backend_name == "kernbench" and block_of(tensor) is not None):
             batch = None if self._coalescing is None else self._batches
