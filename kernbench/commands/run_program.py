@@ -94,6 +94,11 @@ def run(asked: RunOptions, program: str, args: tuple[str, ...], variables: dict[
     given = {name: getattr(asked, name) for name in SIMULATED}
     starter: RankCommand | None = None
     compiled: launcher.RankProgram | None = None
+    if not asked.module and asked.nproc_per_node is not None and not exists(program) and found(program):
+        raise ConfigError(
+            f"{program} is a command, not a file: one behind -- starts the ranks itself, so leave --nproc-per-node out "
+            "(or give it to the command); to have the ranks started here, name the file of the program instead"
+        )
     if not asked.module and asked.nproc_per_node is None and _is_command(program):
         if report is not None:
             raise ConfigError(

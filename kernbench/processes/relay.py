@@ -223,11 +223,12 @@ class Relay:
         """A daemon counts only for those that wait for threads."""
         return lane.side is None or not lane.side.daemon or self._simulation.threads.listens(self._rank)
 
-    def _come_back(self) -> None:
-        """It was away until now, if the others have gone on."""
+    def _come_back(self, own: bool) -> None:
+        """It was away until now, if the others have gone on; ``own``: that takes no virtual time."""
         self._lanes.now.looked = self._lanes.now.away == LOOKED_AT
         self._lanes.now.away = ""
-        self._me.clock = max(self._me.clock, self._simulation.engine.now)
+        if not own:
+            self._me.clock = max(self._me.clock, self._simulation.engine.now)
 
     def _let_the_dead_go_first(self) -> None:
         """Another rank's process has died: that rank fails now, whatever this one is computing."""

@@ -188,9 +188,9 @@ class ThreadSide:
         else:
             self._say("tell", key)
 
-    def outside(self, awaits: str, work: Callable[[], object]) -> Any:
+    def outside(self, awaits: str, work: Callable[[], object], *, own: bool = False) -> Any:
         """See :meth:`RankThreads.outside`."""
-        with self._side.away(awaits):
+        with self._side.away(awaits, own=own):
             return work()
 
     def meet(self, awaits: str, ready: Callable[[], bool], seconds: float | None = None) -> bool:

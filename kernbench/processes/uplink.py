@@ -160,8 +160,9 @@ class Uplink:
         return self.turn.number is not None and not is_outside()
 
     @contextmanager
-    def away(self, awaits: str) -> Iterator[None]:
-        """The block waits for what the simulation does not see. The others go on, until they cannot without this thread."""
+    def away(self, awaits: str, *, own: bool = False) -> Iterator[None]:
+        """The block waits for what the simulation does not see. The others go on, until they cannot without this thread.
+        ``own``: see :meth:`.RankThreads.outside`."""
         self.compute()
         self.cast("leave", awaits, self.host.clock)
         self.send()
@@ -171,7 +172,7 @@ class Uplink:
                 with self.host.aside():
                     yield
             finally:
-                self.call("come_back")
+                self.call("come_back", own)
             return
         own = crew.read()
         self.hand_over()
@@ -184,7 +185,7 @@ class Uplink:
             with self.signals:
                 self.returning.add(self.turn.number)
                 with self._lock:  # what is kept is of the thread that runs
-                    self._send([("call", "come_back", (), None, "", 0, 0.0, user_location())])
+                    self._send([("call", "come_back", (own,), None, "", 0, 0.0, user_location())])
                 reply = self._reply()
                 self.returning.discard(self.turn.number)
                 self._hear("come_back", *reply)

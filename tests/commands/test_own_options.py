@@ -35,3 +35,11 @@ def test_python_and_commands_without_the_option_have_its_name() -> None:
         resolve_topology("dgx_h100").topology_obj.require_world(9)
     for command in (None, click.Command("other")):
         assert "use nodes=2, which holds 16;" in for_command(caught.value, command)
+
+
+def test_a_command_that_starts_its_own_ranks_is_told_from_a_file(monkeypatch, capsys) -> None:
+    monkeypatch.setattr("sys.argv", ["kernbench", "run", "--nproc-per-node", "2", "--", "torchrun", "train.py"])
+    monkeypatch.setattr(kernbench.cli, "end_process", sys.exit)
+    with pytest.raises(SystemExit):
+        kernbench.cli.main()
+    assert "torchrun is a command, not a file" in capsys.readouterr().err

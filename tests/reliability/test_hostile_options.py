@@ -125,7 +125,7 @@ def _use(folder: Path) -> Callable[[list[str]], None]:
     known = {path.name for path in folder.iterdir()}
 
     def use(line: list[str]) -> None:
-        run_hostile_command(*line, or_unwritable=True, programs=[folder / "t.csv"])
+        run_hostile_command(*line, or_unwritable=True, programs=[folder / "t.csv"] if "t.csv" in line else [])
         forget(folder, known)
 
     return use

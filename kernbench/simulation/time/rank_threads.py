@@ -336,8 +336,13 @@ class RankThreads:
         else:
             self._arrivals.put(Coming(notice.condition.rank or 0, notice.condition.fulfil, self.free.stirs_still()))
 
-    def outside(self, awaits: str, work: Callable[[], object]) -> Any:
-        """What ``work()`` gives, which waits for what the simulation does not see: the others go on meanwhile."""
+    def outside(self, awaits: str, work: Callable[[], object], *, own: bool = False) -> Any:
+        """What ``work()`` gives, which waits for what the simulation does not see: the others go on meanwhile.
+
+        Args:
+            own: it is the rank's own, such as a queue of its workers: no other rank has brought it, so it takes no virtual
+                time, however far the others have come. Else the clock moves to where they have got to.
+        """
         carrier = current_carrier()
         assert carrier is not None
         back = Condition(awaits, carrier.index)
@@ -363,8 +368,9 @@ class RankThreads:
         finally:
             self._outside.pop(back, None)
             self._slow.discard(back)
-        host = self._hosts.current()
-        host.clock = max(host.clock, self._engine.now)  # it was away until now, if the others have gone on
+        if not own:
+            host = self._hosts.current()
+            host.clock = max(host.clock, self._engine.now)  # it was away until now, if the others have gone on
         if raised:
             raise raised[0]
         return given[0]

@@ -11,6 +11,7 @@ import asyncio.selector_events
 import functools
 import multiprocessing.connection
 import multiprocessing.pool
+import multiprocessing.process
 import select
 import selectors
 import time
@@ -43,6 +44,8 @@ RELIES_ON = (
         "multiprocessing.connection.Connection._poll",
     )),
     Reliance("multiprocessing.pool.wait", "the same", looked_up_by=("multiprocessing.pool.Pool._wait_for_updates",)),
+    Reliance("multiprocessing.process._children", "processes that this one has started, and has not seen to have ended",
+             holds=lambda children: isinstance(children, set)),
     Reliance("select.select", "of no files it is a sleep"),
     Reliance("asyncio.Handle", "it knows what it calls", holds=lambda handle: "_callback" in handle.__slots__),
 )  # fmt: skip
@@ -112,7 +115,7 @@ def _selects(
         if crew is None and current_carrier() is None:
             found = stock(self, timeout)
         else:
-            found = threads.outside("events", functools.partial(stock, self, timeout))
+            found = threads.outside("events", functools.partial(stock, self, timeout), own=_watches_children(self))
         if not found and timeout is not None:
             remark(_RAN_OUT)
             time.sleep(timeout)
@@ -146,6 +149,12 @@ def _wakes(waiting: Any, stock: Callable[..., None]) -> Callable[..., None]:
 def _watches_itself(selector: Any) -> bool:
     """Whether it watches nothing but the pipe by which other threads wake a loop up."""
     return all(_is_woken(key.data) for key in selector.get_map().values())
+
+
+def _watches_children(selector: Any) -> bool:
+    """Whether it watches nothing but the ends of processes that this one has started."""
+    ends = {child.sentinel for child in list(multiprocessing.process._children)}
+    return all(key.fileobj in ends for key in selector.get_map().values())
 
 
 def _is_woken(data: Any) -> bool:

@@ -266,7 +266,7 @@ class ProcessWaits:
             finally:
                 setattr(lock, _AWAITED, vars(lock)[_AWAITED] - 1)
         acquire = functools.partial(lock._semlock.acquire, True, timeout)
-        return bool(acquire() if acting_crew() is None else self._threads.outside(_what(lock), acquire))
+        return bool(acquire() if acting_crew() is None else self._threads.outside(_what(lock), acquire, own=True))
 
     def _releases(self, lock: _SharedLock) -> Callable[[], None]:
         release = lock._semlock.release

@@ -33,6 +33,9 @@ SOCKETS, POLLERS = "zmq.sugar.socket", "zmq.sugar.poll"
 
 RELIES_ON = (Reliance("os.sched_yield", "a loop that looks at shared memory calls it between two looks"),)
 
+_DESCRIPTORS = "recvmsg"
+"""What descriptors are received with, as those of a tensor's memory: of what a message has told of, which came before."""
+
 _READS = ("recv", "recv_into", "recvfrom", "recvfrom_into", "recvmsg", "recvmsg_into")
 """Methods of a socket that wait until there is something to read."""
 
@@ -69,7 +72,7 @@ def install(patches: Patches) -> None:
 
     patches.set(_Socket, "__init__", init)
     for name in _READS:
-        patches.set(_Socket, name, _waiting(getattr(_Socket, name), made))
+        patches.set(_Socket, name, _waiting(getattr(_Socket, name), made, own=name == _DESCRIPTORS))
     patches.set(_Socket, "accept", _waiting(_Socket.accept, made, far=lambda _: False))
     for name in ("send", "sendall"):
         patches.set(_Socket, name, _waiting(getattr(_Socket, name), made, _may_fill_buffers))
@@ -102,8 +105,10 @@ def _waiting(
     made: weakref.WeakSet[socket.socket],
     lasts: Callable[..., bool] = lambda *_: True,
     far: Callable[[socket.socket], bool] = _is_far,
+    own: bool = False,
 ) -> Callable[..., Any]:
-    """A method by which a socket that a rank has ``made`` waits for its other end, if that ``lasts`` with these arguments."""
+    """A method by which a socket that a rank has ``made`` waits for its other end, if that ``lasts`` with these arguments;
+    ``own``: see :meth:`.RankThreads.outside`."""
 
     @functools.wraps(stock)
     def method(self: socket.socket, *args: object, **kwargs: Any) -> Any:
@@ -112,7 +117,10 @@ def _waiting(
         if never or not lasts(*args) or far(self):
             return stock(self, *args, **kwargs)
         assert simulation is not None
-        return simulation.threads.outside("a message", functools.partial(stock, self, *args, **kwargs))
+        of_descriptors = own and self.family == socket.AF_UNIX
+        return simulation.threads.outside(
+            "a message", functools.partial(stock, self, *args, **kwargs), own=of_descriptors
+        )
 
     return method
 

@@ -180,13 +180,14 @@ def _at_once(timeout: float | None = None) -> bool:
 def _waits_outside(
     threads: RankThreads, awaits: str, stock: Callable[..., Any], over: Callable[..., bool]
 ) -> Callable[..., Any]:
-    """A method that waits for what is outside of the program's threads, unless it is ``over`` at once."""
+    """A method by which a thread waits for the rank's own pipes, unless it is ``over`` at once. Others are waited for as what
+    processes share."""
 
     @functools.wraps(stock)
     def method(self: Any, *args: object, **kwargs: object) -> Any:
         if acting_crew() is None or over(*args, **kwargs):
             return stock(self, *args, **kwargs)
-        return threads.outside(awaits, functools.partial(stock, self, *args, **kwargs))
+        return threads.outside(awaits, functools.partial(stock, self, *args, **kwargs), own=True)
 
     return method
 
