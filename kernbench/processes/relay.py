@@ -266,7 +266,7 @@ class Relay:
         if clock is not None:
             me.clock, me.stream, me.sip, me.busy = clock, stream, sip, busy
         if lane.away and name != "come_back":  # it had not said so
-            self._come_back()
+            self._come_back(own=False)
         lane.asked, lane.promised = (name, args), None
         placed = lane.side or self._simulation.scheduler.rank(self._rank)
         assert placed is not None

@@ -174,7 +174,7 @@ class Uplink:
             finally:
                 self.call("come_back", own)
             return
-        own = crew.read()
+        kept = crew.read()
         self.hand_over()
         try:
             with being_outside():
@@ -189,7 +189,7 @@ class Uplink:
                 reply = self._reply()
                 self.returning.discard(self.turn.number)
                 self._hear("come_back", *reply)
-                crew.write(own)
+                crew.write(kept)
 
     def begin_turns(self) -> None:
         """In a thread that has got a number: return when it is its turn."""

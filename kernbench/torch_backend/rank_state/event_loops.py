@@ -153,7 +153,8 @@ def _watches_itself(selector: Any) -> bool:
 
 def _watches_children(selector: Any) -> bool:
     """Whether it watches nothing but the ends of processes that this one has started."""
-    ends = {child.sentinel for child in list(multiprocessing.process._children)}
+    children: set[multiprocessing.process.BaseProcess] = vars(multiprocessing.process)["_children"]
+    ends = {child.sentinel for child in list(children)}
     return all(key.fileobj in ends for key in selector.get_map().values())
 
 
