@@ -22,8 +22,8 @@ class Absent(Protocol):
 
     apart: bool
 
-    def away(self, awaits: str) -> AbstractContextManager[None]:
-        """It is, for the length of a block, and waits for this."""
+    def away(self, awaits: str, *, own: bool = False) -> AbstractContextManager[None]:
+        """It is, for the length of a block, and waits for this; ``own``: see :meth:`.RankThreads.outside`."""
 
 
 def watch(rank: Absent) -> None:
@@ -38,7 +38,8 @@ def watch(rank: Absent) -> None:
         at_once = timeout == 0 or self.returncode is not None
         if rank.apart or is_outside() or elsewhere or (alone and hasattr(self, _OWN)) or at_once:
             return stock(self, timeout)
-        with rank.away("the end of a process"):  # also if it has come: whether it has is the machine's
+        # also if it has come: whether it has is the machine's
+        with rank.away("the end of a process", own=hasattr(self, _OWN)):
             return stock(self, timeout)
 
     @functools.wraps(stock_init)
