@@ -94,7 +94,7 @@ def run(asked: RunOptions, program: str, args: tuple[str, ...], variables: dict[
     given = {name: getattr(asked, name) for name in SIMULATED}
     starter: RankCommand | None = None
     compiled: launcher.RankProgram | None = None
-    if not asked.module and asked.nproc_per_node is not None and not exists(program) and found(program):
+    if not asked.module and asked.nproc_per_node is not None and _is_on_path(program):
         raise ConfigError(
             f"{program} is a command, not a file: one behind -- starts the ranks itself, so leave --nproc-per-node out "
             "(or give it to the command); to have the ranks started here, name the file of the program instead"
@@ -265,7 +265,12 @@ def _is_command(program: str) -> bool:
     """Whether PROGRAM is a command that starts the ranks itself: one behind ``--``, or what is no file here but on the path."""
     if program.endswith(".py"):
         return False
-    return bool(click.get_current_context().meta.get(DASHES)) or (not exists(program) and found(program) is not None)
+    return bool(click.get_current_context().meta.get(DASHES)) or _is_on_path(program)
+
+
+def _is_on_path(program: str) -> bool:
+    """Whether PROGRAM is no file here, but a command on the path."""
+    return not exists(program) and found(program) is not None
 
 
 def _print_races(ctx: RuntimeContext) -> int:

@@ -157,8 +157,7 @@ def _elsewhere(message: Message, unmet: list[Message]) -> str:
         if other.group is not message.group:
             return f"{has} on {other.group.name}."
         if other.route.lane != message.route.lane:
-            alone = message if message.route.lane == "pair" else other
-            side = "this one" if alone is message else "that one"
+            side = "this one" if message.route.lane == "pair" else "that one"
             return (
                 f"{has} the two never meet: of NCCL's messages what is called by itself ({side}) goes over a communicator of "
                 "the two ranks, and a batch over the group's. Let both be in a batch, both by themselves, or give "

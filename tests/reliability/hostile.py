@@ -242,7 +242,7 @@ def run_hostile(run: Callable[[], object], *, or_unwritable: bool = False, progr
     text = err.getvalue()
     if code == 1 and any(f'File "{each}", line' in text + out.getvalue() for each in programs):
         return code
-    if code == 1 and programs and "failed: " in out.getvalue():  # what-if has a row for each point
+    if code == 1 and programs and "failed: rank " in out.getvalue():  # what-if has a row for each point
         return code
     assert code in (0, 2) or (code == 1 and or_unwritable and "cannot write" in text), f"{code}: {text[-5000:]}"
     assert "Traceback" not in text, text[-5000:]

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map_only
 
 from kernbench.cost.work import Cost, ramp_of
 from kernbench.simulation.memory.tensor_queries import listed_tensors, made_tensors
 from kernbench.torch_backend.gpu.device.devices import bound_devices
 from kernbench.torch_backend.gpu.device.rank_device import RankDevice
+from kernbench.torch_backend.hollow.shapes import mapped, on_meta
 from kernbench.torch_backend.operations.calls import OperatorCall
 from kernbench.torch_backend.operations.operators import COLLECTIVE, SKIP, TRANSFER, VIEW, TorchOperator, operators
 from kernbench.torch_backend.operations.pricing import Pricing
@@ -25,7 +25,6 @@ RELIES_ON = (
     Reliance(
         "torch.utils._python_dispatch.TorchDispatchMode", "it sees the operations that are measured", subclassed=True
     ),
-    Reliance("torch.utils._pytree", "tensors among an operation's arguments", has=("tree_map_only",)),
 )
 
 
@@ -104,12 +103,8 @@ def _shaped(operator: TorchOperator, args: Any, kwargs: Any) -> Any:
         return kwargs["out"]
     if operator.mutates or operator.kind == TRANSFER or operator.allocates:
         return operator.func(*args, **kwargs)
-    args, kwargs = tree_map_only(torch.Tensor, _without_memory, (args, kwargs))
-    return tree_map_only(torch.Tensor, _zeros, operator.func(*args, **kwargs))
-
-
-def _without_memory(tensor: torch.Tensor) -> torch.Tensor:
-    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device="meta")
+    options = {name: on_meta(value) for name, value in kwargs.items()}
+    return mapped(operator.func(*on_meta(args), **options), _zeros)
 
 
 def _zeros(shaped: torch.Tensor) -> torch.Tensor:

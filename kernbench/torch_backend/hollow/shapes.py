@@ -78,9 +78,9 @@ def described(func: OpOverload, args: Any, kwargs: Any, key: object = None) -> A
 
 
 def _find(func: OpOverload, args: Any, kwargs: Any) -> Any:
-    options = {name: _described_to_meta(value) for name, value in kwargs.items() if name != "generator"}
+    options = {name: on_meta(value) for name, value in kwargs.items() if name != "generator"}
     try:
-        result = func(*_described_to_meta(args), **options)
+        result = func(*on_meta(args), **options)
     except KernbenchError:
         raise
     except (NotImplementedError, RuntimeError):
@@ -150,13 +150,14 @@ def _fake(func: OpOverload, args: Any, kwargs: Any) -> Any:
         fake_tensor.log.disabled = before
 
 
-def _described_to_meta(value: Any) -> Any:
+def on_meta(value: Any) -> Any:
+    """A value with each tensor and device in it on ``meta``, and None for a generator."""
     if isinstance(value, torch.device):
         return torch.device("meta")
     if isinstance(value, torch.Generator):
         return None
     if isinstance(value, list | tuple):
-        return type(value)(map(_described_to_meta, value))
+        return type(value)(map(on_meta, value))
     if isinstance(value, torch.Tensor):
         return torch.empty_strided(value.size(), torch.Tensor.stride(value), dtype=value.dtype, device="meta")
     return value

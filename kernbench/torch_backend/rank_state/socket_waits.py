@@ -33,10 +33,7 @@ SOCKETS, POLLERS = "zmq.sugar.socket", "zmq.sugar.poll"
 
 RELIES_ON = (Reliance("os.sched_yield", "a loop that looks at shared memory calls it between two looks"),)
 
-_DESCRIPTORS = "recvmsg"
-"""What descriptors are received with, as those of a tensor's memory: of what a message has told of, which came before."""
-
-_READS = ("recv", "recv_into", "recvfrom", "recvfrom_into", "recvmsg", "recvmsg_into")
+_READS = ("recv", "recv_into", "recvfrom", "recvfrom_into", "recvmsg_into")
 """Methods of a socket that wait until there is something to read."""
 
 _NOT_BUFFERED = 1 << 16
@@ -72,7 +69,8 @@ def install(patches: Patches) -> None:
 
     patches.set(_Socket, "__init__", init)
     for name in _READS:
-        patches.set(_Socket, name, _waiting(getattr(_Socket, name), made, own=name == _DESCRIPTORS))
+        patches.set(_Socket, name, _waiting(getattr(_Socket, name), made))
+    patches.set(_Socket, "recvmsg", _waiting(_Socket.recvmsg, made, own=_brings_descriptors))
     patches.set(_Socket, "accept", _waiting(_Socket.accept, made, far=lambda _: False))
     for name in ("send", "sendall"):
         patches.set(_Socket, name, _waiting(getattr(_Socket, name), made, _may_fill_buffers))
@@ -100,12 +98,17 @@ def _is_far(end: socket.socket) -> bool:
     return bool(mine != other and not other.removeprefix("::ffff:").startswith("127."))
 
 
+def _brings_descriptors(end: socket.socket) -> bool:
+    """Whether it may bring descriptors, as those of a tensor's memory: of what a message has told of, which came before."""
+    return end.family == socket.AF_UNIX
+
+
 def _waiting(
     stock: Callable[..., Any],
     made: weakref.WeakSet[socket.socket],
     lasts: Callable[..., bool] = lambda *_: True,
     far: Callable[[socket.socket], bool] = _is_far,
-    own: bool = False,
+    own: Callable[[socket.socket], bool] = lambda _: False,
 ) -> Callable[..., Any]:
     """A method by which a socket that a rank has ``made`` waits for its other end, if that ``lasts`` with these arguments;
     ``own``: see :meth:`.RankThreads.outside`."""
@@ -117,10 +120,7 @@ def _waiting(
         if never or not lasts(*args) or far(self):
             return stock(self, *args, **kwargs)
         assert simulation is not None
-        of_descriptors = own and self.family == socket.AF_UNIX
-        return simulation.threads.outside(
-            "a message", functools.partial(stock, self, *args, **kwargs), own=of_descriptors
-        )
+        return simulation.threads.outside("a message", functools.partial(stock, self, *args, **kwargs), own=own(self))
 
     return method
 

@@ -322,17 +322,15 @@ class _Count:
         while not (taken := self._take()) and blocking and (end is None or end > time.monotonic()):
             lock, rest = self._rest(None if end is None else end - time.monotonic())
             self._waiting.append(lock)
+            rested = False
             try:
                 if taken := self._take():  # a thread without a turn has released it before it could see who waits
                     break
                 rest()
-            except BaseException:
-                if self._free:
-                    self._tell_one()
-                raise
+                rested = True
             finally:
-                if lock in self._waiting:
-                    self._waiting.remove(lock)
+                if not self._withdraw(lock) and not rested and self._free:
+                    self._tell_one()  # what this one was resumed for is left to another
         if taken:
             self._looks.did()
         elif not blocking:
@@ -343,6 +341,14 @@ class _Count:
         try:
             self._free.pop()
         except IndexError:
+            return False
+        return True
+
+    def _withdraw(self, lock: Released) -> bool:
+        """``lock`` is not to be released any more; False: it has been, perhaps this very moment."""
+        try:
+            self._waiting.remove(lock)
+        except ValueError:
             return False
         return True
 
